@@ -1,0 +1,165 @@
+"""Rules that span several keys. Each yields complete problems; all of them are asked every time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from hetero_fw.app.problem import Problem
+
+Values = Mapping[str, Any]
+_MAX_NAME_BYTES = 200
+
+
+def check_rules(values: Values, known: Collection[Problem] = ()) -> Iterator[Problem]:
+    """Yield the problems of values that are right one by one but not together.
+
+    Args:
+        values: the complete configuration in plain containers.
+        known: problems found already; a rule that reads one of their keys is not asked.
+    """
+    for reads, rule in _RULES:
+        if not any(problem.touches(key) for key in reads for problem in known):
+            yield from rule(values)
+
+
+def _run_name(values: Values) -> Iterator[Problem]:
+    name = values["run_name"]
+    if name is None:
+        return
+    has_separator = re.search(r"[/\\\x00-\x1f]", name) is not None
+    is_reserved = not name.strip() or name in {".", ".."}
+    if has_separator or is_reserved or len(name.encode()) > _MAX_NAME_BYTES:
+        yield Problem(
+            "run_name",
+            f"must be the name of one directory, without separators, of at most {_MAX_NAME_BYTES} "
+            "bytes. paths.root=DIRECTORY says where it is created.",
+            given=name,
+        )
+
+
+def _resume(values: Values) -> Iterator[Problem]:
+    if values["resume"] == "must" and values["run_name"] is None:
+        yield Problem(
+            "resume",
+            "needs the name of the run to continue. Add run_name=NAME, or let resume=auto start a "
+            "new run.",
+            given="must",
+        )
+
+
+def _run_dir(values: Values) -> Iterator[Problem]:
+    run_dir = values["paths"]["run_dir"]
+    if run_dir is not None:
+        yield Problem(
+            "paths.run_dir",
+            "is filled in by the run. Choose the directory with paths.root=DIRECTORY and "
+            "run_name=NAME.",
+            given=run_dir,
+        )
+
+
+def _groups(values: Values) -> Iterator[Problem]:
+    hardware = values["hardware"]
+    if hardware["probe"] and hardware["groups"]:
+        yield Problem(
+            "hardware.probe",
+            "finds the devices of this machine, but hardware.groups declares "
+            f"{', '.join(hardware['groups'])} too. Set hardware.probe=false to use the groups.",
+            given="true",
+        )
+    if not hardware["probe"] and not hardware["groups"]:
+        yield Problem(
+            "hardware.groups",
+            "is empty. Declare devices with +hardware.groups.NAME.device=DEVICE, or set "
+            "hardware.probe=true.",
+        )
+
+
+def _planning_only(values: Values) -> Iterator[Problem]:
+    hardware = values["hardware"]
+    if hardware["planning_only"] and values["mode"] == "train":
+        yield Problem(
+            "hardware.planning_only",
+            f"{hardware['name']} can be planned for but not trained on. Add mode=plan, or run "
+            f"`hetero plan hardware={hardware['name']}`.",
+            given="true",
+        )
+
+
+def _batch_split(values: Values) -> Iterator[Problem]:
+    parallel, batch = values["parallel"], values["data"]["global_batch_size"]
+    split = parallel["batch_split"]
+    if not isinstance(split, list):
+        return
+    given = str(split).replace(" ", "")
+    if sum(split) != batch:
+        rule = f"adds up to {sum(split)} samples, must add up to data.global_batch_size={batch}."
+        yield Problem("parallel.batch_split", rule, given=given)
+    if parallel["kind"] == "single" and len(split) != 1:
+        rule = (
+            f"divides the batch among {len(split)} ranks, but parallel.kind=single has one. "
+            "Drop one of the two."
+        )
+        yield Problem("parallel.batch_split", rule, given=given)
+
+
+def _heartbeat(values: Values) -> Iterator[Problem]:
+    recovery = values["recovery"]
+    silence_s = recovery["heartbeat_interval_s"] * recovery["heartbeat_max_missed"]
+    if recovery["process_group_timeout_s"] <= silence_s:
+        yield Problem(
+            "recovery.process_group_timeout_s",
+            "must be longer than heartbeat_interval_s x heartbeat_max_missed = "
+            f"{silence_s:g} s, so that heartbeats find a hung rank first.",
+            given=recovery["process_group_timeout_s"],
+        )
+
+
+def _optimizer(values: Values) -> Iterator[Problem]:
+    optim = values["optim"]
+    for name in ("scheduler", "base_batch_size"):
+        if optim["optimizer"] is None and optim[name] is not None:
+            yield Problem(
+                f"optim.{name}",
+                "has no effect without optim.optimizer: the module then configures its own. "
+                "Choose optim=adamw or optim=sgd.",
+            )
+    for name in ("optimizer", "scheduler"):
+        if optim[name] is not None and optim[name].get("_partial_") is not True:
+            rule = "needs _partial_: true, because its first argument comes from the run."
+            yield Problem(f"optim.{name}", rule)
+
+
+def _validation(values: Values) -> Iterator[Problem]:
+    steps = values["trainer"]["val_interval_steps"]
+    if steps is not None and values["data"]["val"] is None:
+        yield Problem(
+            "trainer.val_interval_steps",
+            "there is nothing to validate on, data.val is null. Give data.val a dataset, or set "
+            "trainer.val_interval_steps=null.",
+            given=steps,
+        )
+
+
+def _prefix(values: Values) -> Iterator[Problem]:
+    prefix = values["ckpt"]["prefix"]
+    if not re.fullmatch(r"\w[\w.-]{0,99}", prefix):
+        rule = "starts the names of directories; use letters, digits and . _ - only."
+        yield Problem("ckpt.prefix", rule, given=prefix)
+
+
+# The keys that a rule reads, and the rule.
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...] = (
+    (("run_name",), _run_name),
+    (("resume", "run_name"), _resume),
+    (("paths",), _run_dir),
+    (("hardware.probe", "hardware.groups"), _groups),
+    (("hardware.name", "hardware.planning_only", "mode"), _planning_only),
+    (("parallel", "data.global_batch_size"), _batch_split),
+    (("recovery",), _heartbeat),
+    (("optim",), _optimizer),
+    (("trainer.val_interval_steps", "data.val"), _validation),
+    (("ckpt.prefix",), _prefix),
+)

@@ -1,0 +1,285 @@
+"""A run from its configuration to its exit status. Imports torch only once the plan stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+import hetero_fw
+from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
+from hetero_fw.app.problem import report_config_error
+from hetero_fw.app.validate import validate
+from hetero_fw.data import check_paths
+from hetero_fw.errors import ConfigError
+from hetero_fw.monitoring import (
+    EventLog,
+    EventName,
+    RunDirectory,
+    Status,
+    build_summary,
+    create_run_directory,
+    format_banner,
+    read_status,
+    write_json_atomically,
+    write_report,
+    write_status,
+    write_summary,
+    write_text_atomically,
+)
+from hetero_fw.planning import ParallelPlan, format_plan
+
+if TYPE_CHECKING:
+    from hetero_fw.recovery import AttemptSpec, RunOutcome
+
+_EXIT_STATUS = {Status.DONE: 0, Status.PREEMPTED: 75, Status.FAILED: 1}
+# What a launcher of another kind leaves in the environment would make ranks think that they are
+# its ranks.
+_FOREIGN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+def run(cfg: DictConfig) -> int:
+    """Plan and, under `mode=train`, train. Returns the exit status of the design: 0, 1, 2 or 75."""
+    try:
+        return _run(cfg)
+    except ConfigError as error:
+        return report_config_error(error)
+
+
+def _run(cfg: DictConfig) -> int:
+    ConfigError.collect(validate(cfg))
+    check_paths(cfg.data.get("paths"))
+    if cfg.mode == "train":
+        _check_devices(cfg)
+    previous = _previous_run(cfg)
+    host_flops_per_s = _host_flops(previous)
+    plan = plan_for(cfg, host_flops_per_s=host_flops_per_s)
+    _check_resume(cfg, previous)
+    run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
+    with run_dir.lock():
+        cfg = _with_run_path(cfg, run_dir)
+        _write_plan(run_dir, plan)
+        text = format_plan(plan)
+        print(format_banner(text, plan.to_dict()["emulation"]), flush=True)
+        if cfg.mode == "plan":
+            print(f"plan written to {run_dir.plan_path}", flush=True)
+            return 0
+        if _is_done(cfg, run_dir):
+            print(f"{run_dir.path} is DONE: {cfg.trainer.max_steps} steps are complete.")
+            return 0
+        return _train(cfg, run_dir, plan)
+
+
+def _check_devices(cfg: DictConfig) -> None:
+    cluster = cluster_of(cfg)
+    if cluster.planning_only:
+        raise ConfigError(
+            f"hardware={cluster.name} is for planning only: {' '.join(cluster.notes)} "
+            "Use mode=plan, or another hardware profile."
+        )
+    is_emulated(cfg, cluster)
+
+
+def _previous_run(cfg: DictConfig) -> RunDirectory | None:
+    """The run directory that `run_name` names, if it is there already."""
+    if cfg.run_name is None:
+        return None
+    path = Path(cfg.paths.root).expanduser().absolute() / cfg.run_name
+    return RunDirectory(path) if path.is_dir() else None
+
+
+def _host_flops(previous: RunDirectory | None) -> float | None:
+    """The rate an emulated run was paced for; it keeps that pace when it is continued."""
+    if previous is None or not previous.plan_path.is_file():
+        return None
+    emulation = json.loads(previous.plan_path.read_text()).get("emulation")
+    return float(emulation["host_flops_per_s"]) if emulation else None
+
+
+def _check_resume(cfg: DictConfig, previous: RunDirectory | None) -> None:
+    """Judge `resume` before anything is created."""
+    committed = _committed(previous, cfg.ckpt.prefix)
+    if cfg.resume == "must" and not committed:
+        where = previous.checkpoints_path if previous else "that directory does not exist"
+        raise ConfigError(
+            f"resume=must, but run_name={cfg.run_name} has no checkpoint to continue from "
+            f"({where}). Use resume=auto to start fresh."
+        )
+    if cfg.resume == "never" and committed:
+        assert previous is not None
+        raise ConfigError(
+            f"resume=never, but {previous.path} holds {len(committed)} checkpoints of an earlier "
+            "run, which a fresh start would overwrite. Choose another run_name or resume=auto."
+        )
+
+
+def _committed(run_dir: RunDirectory | None, prefix: str) -> list[Path]:
+    """Published checkpoints by name, without reading them."""
+    if run_dir is None or not run_dir.checkpoints_path.is_dir():
+        return []
+    return sorted(run_dir.checkpoints_path.glob(f"{prefix}-step-*/manifest.json"))
+
+
+def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
+    """Resolve the configuration for this run directory and store it there for the ranks."""
+    resolved = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    assert isinstance(resolved, DictConfig)
+    OmegaConf.set_struct(resolved, False)
+    resolved.run_name = run_dir.name
+    resolved.paths.run_dir = str(run_dir.path)
+    resolved.pop("hydra", None)
+    OmegaConf.resolve(resolved)
+    path = run_dir.hydra_path / "config.yaml"
+    path.parent.mkdir(exist_ok=True)
+    text = OmegaConf.to_yaml(resolved)
+    _tell_changes(path, text)
+    write_text_atomically(path, text)
+    return resolved
+
+
+def _tell_changes(path: Path, text: str) -> None:
+    """Print what differs from the configuration that the run was started with."""
+    if not path.is_file():
+        return
+    before, after = set(path.read_text().splitlines()), set(text.splitlines())
+    for line in sorted(before - after):
+        print(f"configuration changed, was: {line.strip()}")
+    for line in sorted(after - before):
+        print(f"configuration changed, now: {line.strip()}")
+
+
+def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
+    write_json_atomically(run_dir.plan_path, plan.to_dict())
+    write_text_atomically(run_dir.plan_text_path, format_plan(plan) + "\n")
+
+
+def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
+    status = read_status(run_dir.status_path)
+    if status is None or status.status is not Status.DONE:
+        return False
+    return status.step >= int(cfg.trainer.max_steps)
+
+
+def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
+    """Supervise attempts to the end of the run and leave its summary."""
+    _prepare_environment()
+    # torch takes seconds to import; nothing before this point needs it.
+    from hetero_fw.app.worker import run_rank
+    from hetero_fw.recovery import RecoveryConfig, StopRequest, Supervisor
+
+    stop = StopRequest()
+    stop.listen(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    _tell_start(cfg, run_dir)
+    supervisor = Supervisor(
+        run_dir=run_dir,
+        config=RecoveryConfig(**OmegaConf.to_container(cfg.recovery)),  # type: ignore[arg-type]
+        entrypoint=run_rank,
+        preload=_preload(cfg),
+        stop=stop,
+    )
+    outcome = supervisor.run(_preparer(run_dir, plan, supervisor.store))
+    _finish(cfg, run_dir, plan, outcome)
+    return _EXIT_STATUS[outcome.status]
+
+
+def _prepare_environment() -> None:
+    """What every process of the run inherits."""
+    for name in _FOREIGN_VARIABLES:
+        os.environ.pop(name, None)
+    # One thread a process until a rank knows how many it may use; idle pools of many processes
+    # cost more than they bring.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # The fork server looks modules up like this process does, from any working directory.
+    package_root = str(Path(hetero_fw.__file__).resolve().parent.parent)
+    paths = [package_root, *filter(None, sys.path)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+
+
+def _preload(cfg: DictConfig) -> list[str]:
+    """Modules the fork server imports once: everything ranks need, the user's module included."""
+    targets = [cfg.model.module._target_, cfg.data.train._target_]
+    if cfg.optim.optimizer is not None:
+        targets.append(cfg.optim.optimizer._target_)
+    modules = [target.rpartition(".")[0] for target in targets]
+    return ["hetero_fw.app.worker", *dict.fromkeys(modules)]
+
+
+def _tell_start(cfg: DictConfig, run_dir: RunDirectory) -> None:
+    committed = _committed(run_dir, cfg.ckpt.prefix)
+    newest = f"newest checkpoint {committed[-1].parent.name}" if committed else "fresh start"
+    print(f"run directory {run_dir.path} ({newest})", flush=True)
+
+
+def _preparer(
+    run_dir: RunDirectory, plan: ParallelPlan, store: Any
+) -> Callable[[int], AttemptSpec]:
+    """Writes what an attempt's ranks read and says which ranks each node has."""
+    from hetero_fw.app.job import RankJob
+    from hetero_fw.recovery import AttemptSpec, NodeRanks
+
+    def prepare(attempt: int) -> AttemptSpec:
+        path = run_dir.attempt_plan_path(attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(path, plan.to_dict())
+        with EventLog(run_dir.events_path, attempt) as events:
+            events.write(
+                EventName.PLAN,
+                fingerprint=plan.fingerprint(),
+                shares=list(plan.shares),
+                step_s=plan.step_s,
+            )
+        job = RankJob(
+            run_path=run_dir.path, attempt=attempt, store=store, num_threads=_num_threads(plan)
+        )
+        first_ranks: dict[str, int] = {}
+        for rank in plan.ranks:
+            first_ranks.setdefault(rank.node, rank.rank)
+        nodes = tuple(
+            NodeRanks(
+                node=node,
+                first_rank=first,
+                num_ranks=sum(rank.node == node for rank in plan.ranks),
+            )
+            for node, first in first_ranks.items()
+        )
+        return AttemptSpec(attempt=attempt, nodes=nodes, argument=job.to_text())
+
+    return prepare
+
+
+def _num_threads(plan: ParallelPlan) -> int:
+    """CPU threads for each rank: ranks that compute on the CPU share its cores."""
+    num_cores = len(os.sched_getaffinity(0))
+    return max(1, num_cores // plan.world_size)
+
+
+def _finish(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, outcome: RunOutcome) -> None:
+    with EventLog(run_dir.events_path, outcome.attempt) as events:
+        events.write(
+            EventName.RUN_END, step=outcome.step, status=outcome.status.value, reason=outcome.reason
+        )
+    result_path = run_dir.attempt_path(outcome.attempt) / "result.json"
+    result = json.loads(result_path.read_text()) if result_path.is_file() else {}
+    summary = build_summary(
+        run_dir,
+        plan_dict=plan.to_dict(),
+        weights_digest=result.get("weights_digest"),
+        status=outcome.status,
+        reason=outcome.reason,
+    )
+    write_summary(run_dir, summary)
+    # The status comes last: whoever waits for DONE finds everything in place.
+    if cfg.monitor.report:
+        write_report(run_dir)
+    write_status(
+        run_dir.status_path, outcome.status, outcome.step, outcome.attempt, outcome.reason
+    )
+    print(f"{outcome.status.value} after step {outcome.step}. {outcome.reason}".rstrip())
+    print(f"summary {run_dir.summary_path}", flush=True)
+

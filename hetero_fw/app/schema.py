@@ -1,0 +1,248 @@
+"""Every configuration key: type, choices, bounds, default and one line of help.
+
+The classes describe the composed configuration and are never instantiated with user input: mutable
+dataclasses, as Hydra schemas are. `validate` reads them, `complete` takes their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, get_type_hints
+
+from hetero_fw.hardware import DEVICES, LINKS
+
+Auto = Literal["auto"]
+
+
+class Component(dict[str, Any]):
+    """A subtree with a `_target_`; its other keys are the target's arguments, free in form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a key must satisfy besides its type.
+
+    Attributes:
+        help: one line for users.
+        at_least: smallest allowed number; `above` excludes the bound itself.
+        at_most: largest allowed number; `below` excludes the bound itself.
+        catalog: names to choose from, if they come from a table rather than from the type.
+    """
+
+    help: str
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    catalog: Iterable[str] | None = None
+
+
+def key(default: Any, help: str, **bounds: Any) -> Any:
+    """Declare a key with a default; a callable default makes the value (lists, dicts)."""
+    metadata = {"rule": Rule(help=help, **bounds)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def required(help: str, **bounds: Any) -> Any:
+    """Declare a key that has no default."""
+    return field(metadata={"rule": Rule(help=help, **bounds)})
+
+
+@dataclass(kw_only=True)
+class Paths:
+    """Where runs are kept."""
+
+    root: str = key("outputs", "directory that holds the run directories")
+    run_dir: str | None = key(None, "directory of this run, filled in when the run starts")
+
+
+@dataclass(kw_only=True)
+class Emulation:
+    """How CPU processes stand in for devices that are not present."""
+
+    dilation: Auto | float = key("auto", "seconds here for one second on the devices", above=0)
+    host_flops_per_s: Auto | float = key("auto", "speed of this machine in FLOP/s", above=0)
+    headroom: float = key(1.6, "slack that keeps the pace on a busy machine", at_least=1)
+
+
+@dataclass(kw_only=True)
+class Group:
+    """One kind of node."""
+
+    device: str = required("device type by its catalog name", catalog=DEVICES)
+    num_nodes: int = key(1, "nodes of this kind, 0 leaves them out", at_least=0)
+    devices_per_node: int = key(1, "devices in each node", at_least=1)
+    memory_gib: float | None = key(None, "GiB of memory of one device, null: catalog", above=0)
+    mfu: float | None = key(None, "share of the peak rate reached", above=0, at_most=1)
+
+
+@dataclass(kw_only=True)
+class Hardware:
+    """What devices there are."""
+
+    name: str = required("name of the cluster")
+    probe: bool = key(False, "find the devices of this machine when the run starts")
+    emulate: Literal["auto", "always", "never"] = key("auto", "stand in for absent devices")
+    emulation: Emulation = key(Emulation, "how absent devices are stood in for")
+    planning_only: bool = key(False, "can be planned for but not run on")
+    notes: list[str] = key(list, "remarks printed with the plan")
+    intra_link: str = key("host", "link between the devices of a node", catalog=LINKS)
+    inter_link: str = key("host", "link between nodes", catalog=LINKS)
+    groups: dict[str, Group] = key(dict, "the nodes, one entry for each kind")
+
+
+@dataclass(kw_only=True)
+class Parallel:
+    """How the work is split."""
+
+    kind: Literal["auto", "fsdp", "single"] = key("auto", "how ranks divide the work")
+    batch_split: Literal["auto", "uniform"] | list[int] = key(
+        "auto", "samples of each rank, or how to choose them", at_least=0
+    )
+    num_microbatches: Auto | int = key("auto", "micro-batches of each rank", at_least=1)
+    max_microbatch_size: int | None = key(None, "largest micro-batch in samples", at_least=1)
+    zero_stage: Auto | Literal[2, 3] = key("auto", "2 keeps gathered parameters, 3 frees them")
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = key(
+        "auto", "training precision"
+    )
+    memory_margin: float = key(
+        0.1, "share of each device's memory to keep free", at_least=0, at_most=0.9
+    )
+
+
+@dataclass(kw_only=True)
+class Ckpt:
+    """When checkpoints are saved and which are kept."""
+
+    policy: Literal["adaptive", "fixed", "none"] = key("adaptive", "when to save")
+    interval_steps: int = key(500, "steps between saves", at_least=1)
+    first_save_step: int = key(10, "first save, in steps", at_least=1)
+    keep_latest_k: int = key(3, "newest checkpoints to keep", at_least=2)
+    prefix: str = key("hetero_ckpt", "checkpoints are named <prefix>-step-<step>")
+    async_mode: Literal["async", "disabled"] = key("async", "write in the background or not")
+    save_optimizer_states: bool = key(True, "false: weights only")
+    prior_mtbf_s: float = key(10800.0, "mean time between failures assumed at first, s", above=0)
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What to do when something breaks."""
+
+    max_restarts: int = key(3, "restarts in a row without progress", at_least=0)
+    backoff_s: float = key(0.0, "seconds to wait before a restart", at_least=0)
+    heartbeat_interval_s: float = key(10, "seconds between signs of life", above=0)
+    heartbeat_max_missed: int = key(3, "missed signs of life that mean hung", at_least=1)
+    process_group_timeout_s: float = key(300, "seconds before a collective gives up", above=0)
+    start_timeout_s: float = key(120, "seconds for all ranks to start and meet", above=0)
+
+
+@dataclass(kw_only=True)
+class Model:
+    """What is trained."""
+
+    module: Component = required("the LightningModule")
+    workload: Component | None = key(None, "what one sample costs, for the planner")
+
+
+@dataclass(kw_only=True)
+class Data:
+    """What it is trained on."""
+
+    train: Component = required("the training dataset (map-style)")
+    val: Component | None = key(None, "the validation dataset")
+    global_batch_size: int = required("samples in one optimizer step", at_least=1)
+    val_batch_size: int = key(32, "samples in one validation batch on one device", at_least=1)
+    num_workers: int = key(0, "loader processes of each rank", at_least=0)
+    paths: str | list[str] | None = key(None, "text files or globs")
+    sequence_length: int | None = key(None, "tokens in one sample of text", at_least=1)
+    val_fraction: float | None = key(
+        None, "share of the text kept for validation", above=0, below=1
+    )
+    max_bytes: int | None = key(None, "read at most this many bytes of text", at_least=1)
+
+
+@dataclass(kw_only=True)
+class Optim:
+    """Which optimizer moves the weights."""
+
+    optimizer: Component | None = key(None, "torch optimizer, null: the module's own")
+    scheduler: Component | None = key(None, "torch scheduler, advanced once a step")
+    base_batch_size: int | None = key(None, "global batch the rate was tuned for", at_least=1)
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """How long to train."""
+
+    max_steps: int = required("optimizer steps", at_least=1)
+    gradient_clip_val: float | None = key(1.0, "largest gradient norm", above=0)
+    val_interval_steps: int | None = key(None, "steps between validations", at_least=1)
+    limit_val_batches: int | None = key(None, "validation batches of each rank", at_least=1)
+
+
+@dataclass(kw_only=True)
+class Monitor:
+    """What is shown while training."""
+
+    progress: Literal["auto", "bar", "lines", "none"] = key("auto", "how progress is shown")
+    line_interval_steps: int = key(10, "steps between two step lines", at_least=1)
+    report: bool = key(True, "write report.html at the end")
+
+
+@dataclass(kw_only=True)
+class Launch:
+    """Where the processes are started."""
+
+    name: Literal["local"] = key("local", "how processes are started")
+
+
+@dataclass(kw_only=True)
+class Config:
+    """The whole configuration."""
+
+    run_name: str | None = key(None, "name of the run, null: a new directory")
+    resume: Literal["auto", "must", "never"] = key("auto", "whether to continue a run")
+    mode: Literal["train", "plan"] = key("train", "train, or plan only")
+    seed: int = key(1234, "seed of everything random", at_least=0, below=2**32)
+    paths: Paths = key(Paths, "where runs are kept")
+    hardware: Hardware = required("what devices there are")
+    parallel: Parallel = key(Parallel, "how the work is split")
+    ckpt: Ckpt = key(Ckpt, "when to save")
+    recovery: Recovery = key(Recovery, "what to do when something breaks")
+    model: Model = required("what is trained")
+    data: Data = required("what it is trained on")
+    optim: Optim = key(Optim, "which optimizer moves the weights")
+    trainer: Trainer = required("how long to train")
+    callbacks: dict[str, Component | None] = key(dict, "further Lightning callbacks")
+    logger: dict[str, Component | None] = key(dict, "further Lightning loggers")
+    monitor: Monitor = key(Monitor, "what is shown while training")
+    launch: Launch = key(Launch, "where the processes are started")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One declared key: its resolved type, its rule, and whether it must be given."""
+
+    name: str
+    type: Any
+    rule: Rule
+    is_required: bool
+
+
+@cache
+def keys_of(section: type) -> Mapping[str, Key]:
+    """The keys that `section` (one of the classes above) declares, in order."""
+    hints = get_type_hints(section)
+    return {
+        item.name: Key(
+            name=item.name,
+            type=hints[item.name],
+            rule=item.metadata["rule"],
+            is_required=item.default is MISSING and item.default_factory is MISSING,
+        )
+        for item in fields(section)
+    }

@@ -1,0 +1,79 @@
+"""The part of a training's state that is not tensors, as JSON and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
+from hetero_fw.strategies import HeteroFSDPStrategy
+
+_TENSOR = "__tensor__"
+
+
+def collect_state(trainer: pl.Trainer) -> dict[str, Any]:
+    """Schedulers, loss scale, callbacks and the step, as `restore_state` takes them."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, HeteroFSDPStrategy)
+    return {
+        "step": trainer.global_step,
+        "schedulers": [
+            to_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs
+        ],
+        "loss_scale": strategy.precision.loss_scale.state_dict(),
+        "callbacks": {
+            callback.state_key: to_plain(callback.state_dict())
+            for callback in _stateful_callbacks(trainer)
+        },
+    }
+
+
+def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Put back what `collect_state` returned; what a new configuration lacks is left out."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, HeteroFSDPStrategy)
+    for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=False):
+        config.scheduler.load_state_dict(from_plain(saved))
+    strategy.precision.loss_scale.load_state_dict(state["loss_scale"])
+    for callback in _stateful_callbacks(trainer):
+        if callback.state_key in state["callbacks"]:
+            callback.load_state_dict(from_plain(state["callbacks"][callback.state_key]))
+
+
+def to_plain(value: Any) -> Any:
+    """JSON-able copy of nested containers, numbers, strings and small tensors.
+
+    What has no such form is left out: callables of a scheduler, for one, come back with it.
+    """
+    if isinstance(value, Tensor):
+        return {_TENSOR: value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return None
+
+
+def from_plain(value: Any) -> Any:
+    """Inverse of `to_plain`; tuples come back as lists."""
+    if isinstance(value, dict) and _TENSOR in value:
+        return torch.tensor(value[_TENSOR], dtype=getattr(torch, value["dtype"]))
+    if isinstance(value, dict):
+        return {key: from_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
+    return value
+
+
+def _stateful_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
+    own = (AdaptiveCheckpoint, StepRecorder)
+    return [
+        callback
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if not isinstance(callback, own) and callback.state_dict()
+    ]

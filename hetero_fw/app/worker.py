@@ -1,0 +1,154 @@
+"""One rank of one attempt: from the files of the run to its last step."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import time
+import warnings
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from hetero_fw.app.job import RankJob
+from hetero_fw.app.training import RankContext, train
+from hetero_fw.errors import HeteroError
+from hetero_fw.hardware import DEVICES, DeviceKind
+from hetero_fw.monitoring import EventLog, EventName, RunDirectory
+from hetero_fw.parallel import (
+    Exchange,
+    choose_backend,
+    connect_ranks,
+    disconnect_ranks,
+)
+from hetero_fw.planning import ParallelPlan
+from hetero_fw.profiling import limit_memory
+from hetero_fw.recovery import (
+    AttemptFiles,
+    Heartbeat,
+    RankEnd,
+    StopRequest,
+    die_with_parent,
+    write_failure,
+)
+
+
+def run_rank(argument: str) -> None:
+    """Entry point of every rank; `argument` is `<first rank of the node>:<RankJob>`.
+
+    Leaves a report and exit status 1 on any exception: waiting for peers here would hide the
+    error behind their timeout (https://github.com/Lightning-AI/pytorch-lightning/issues/20187).
+    """
+    die_with_parent()
+    first_rank, _, text = argument.partition(":")
+    rank = int(first_rank) + int(os.environ["LOCAL_RANK"])
+    job = RankJob.from_text(text)
+    run_dir = RunDirectory(job.run_path)
+    files = AttemptFiles(run_dir.attempt_path(job.attempt) / "ranks")
+    files.announce(rank)
+    stop = StopRequest()
+    stop.listen(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plan = ParallelPlan.from_dict(json.loads(run_dir.attempt_plan_path(job.attempt).read_text()))
+    try:
+        files.finish(rank, _run(job, run_dir, files, plan, rank, stop))
+    except BaseException as error:  # the process boundary: whatever it was is reported and fatal
+        now_s = time.time()
+        node = plan.ranks[rank].node
+        write_failure(files.folder, error, rank=rank, node=node, time_s=now_s)
+        os._exit(1)
+
+
+def _run(
+    job: RankJob,
+    run_dir: RunDirectory,
+    files: AttemptFiles,
+    plan: ParallelPlan,
+    rank: int,
+    stop: StopRequest,
+) -> RankEnd:
+    cfg = OmegaConf.load(run_dir.hydra_path / "config.yaml")
+    assert isinstance(cfg, DictConfig)
+    heartbeat = Heartbeat(files.heartbeat_path(rank), cfg.recovery.heartbeat_interval_s)
+    heartbeat.start()
+    _quieten()
+    torch.set_num_threads(job.num_threads)
+    device = _device_of(plan, rank)
+    with EventLog(run_dir.events_path, job.attempt, rank) as events:
+        events.write(
+            EventName.ATTEMPT_START,
+            pid=os.getpid(),
+            node=plan.ranks[rank].node,
+            device=plan.ranks[rank].device,
+            runs_on=str(device),
+            is_emulated=plan.emulation is not None,
+        )
+        store = job.store.connect(job.attempt, cfg.recovery.start_timeout_s)
+        group = None
+        if plan.world_size > 1:
+            backend = choose_backend({_device_of(plan, r.rank).type for r in plan.ranks})
+            group = connect_ranks(
+                store,
+                rank=rank,
+                world_size=plan.world_size,
+                backend=backend,
+                timeout_s=cfg.recovery.process_group_timeout_s,
+            )
+        exchange = Exchange(group)
+        _compare_plans(plan, exchange)
+        if plan.emulation is not None:
+            limit_memory(plan.ranks[rank].budget_bytes)
+        end = train(
+            RankContext(
+                cfg=cfg,
+                plan=plan,
+                rank=rank,
+                device=device,
+                run_dir=run_dir,
+                attempt=job.attempt,
+                exchange=exchange,
+                group=group,
+                store=store,
+                stop=stop,
+                events=events,
+            )
+        )
+    disconnect_ranks()
+    heartbeat.stop()
+    return end
+
+
+def _device_of(plan: ParallelPlan, rank: int) -> torch.device:
+    """Where a rank really runs: its own CUDA device, or the CPU that stands in for another."""
+    rank_plan = plan.ranks[rank]
+    kind = DEVICES[rank_plan.device].kind
+    if plan.emulation is None and kind is DeviceKind.CUDA:
+        return torch.device("cuda", rank_plan.local_rank)
+    return torch.device("cpu")
+
+
+def _compare_plans(plan: ParallelPlan, exchange: Exchange) -> None:
+    """Stop before training if a rank has read another plan."""
+    mine = float(int(plan.fingerprint()[:12], 16))
+    theirs = [row[0] for row in exchange.all_gather([mine])]
+    if any(value != mine for value in theirs):
+        different = [rank for rank, value in enumerate(theirs) if value != theirs[0]]
+        raise HeteroError(
+            f"ranks {different} read another plan than rank 0. All ranks must see the same run "
+            "directory; check that its file system is shared and not cached."
+        )
+
+
+def _quieten() -> None:
+    """Silence remarks that mean nothing here; real warnings stay."""
+    faulthandler.enable()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # Loader workers and loggers are the user's choice, made in the configuration.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+

@@ -1,0 +1,210 @@
+"""Save when the policy says so, at a step boundary that all ranks have agreed on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from hetero_fw.checkpoint import CheckpointSaver
+from hetero_fw.monitoring import EventLog, EventName
+from hetero_fw.parallel import StepSource
+from hetero_fw.policies import (
+    IntervalObservation,
+    IntervalRule,
+    SaveDecision,
+    SaveObservation,
+    decide_interval,
+    decide_save,
+)
+
+_CLOSE_TIMEOUT_S = 600.0
+_RECENT_STEPS = 50
+
+
+class StopSource(Protocol):
+    """Whatever notes that a stop was asked for."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistoryFacts:
+    """What earlier attempts of the run have shown.
+
+    Attributes:
+        save_costs_s: stall of each committed save; `persist_times_s` what writing them took.
+        exposure_s: time the run was exposed to failures before this attempt.
+    """
+
+    save_costs_s: tuple[float, ...] = ()
+    persist_times_s: tuple[float, ...] = ()
+    num_failures: int = 0
+    exposure_s: float = 0.0
+
+
+class AdaptiveCheckpoint(Callback):
+    """Asks the policy once a step on rank 0; the answer reaches all ranks with the step's report.
+
+    Args:
+        source: the strategy.
+        saver: None: checkpoints are off, stop requests are still obeyed.
+        save: hands the training as it stands to `saver`, for a step and a reason.
+        first_step: the step training starts from.
+        max_steps: the step it ends with.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: StepSource,
+        saver: CheckpointSaver | None,
+        rule: IntervalRule,
+        history: RunHistoryFacts,
+        save: Callable[[int, str], None],
+        stop: StopSource,
+        events: EventLog,
+        first_step: int,
+        max_steps: int,
+        rank: int,
+    ) -> None:
+        self._source = source
+        self._saver = saver
+        self._rule = rule
+        self._history = history
+        self._save_training = save
+        self._stop = stop
+        self._events = events
+        self._step = first_step
+        self._max_steps = max_steps
+        self._rank = rank
+        self._last_saved_step = first_step
+        self._num_saves = 0
+        self._any_saving = False
+        self._decision = SaveDecision(save=False, reason="")
+        self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._save_costs_s = list(history.save_costs_s)
+        self._persist_times_s = list(history.persist_times_s)
+        self._began_s = self._boundary_s = time.perf_counter()
+        self._saved_in_step = True
+        self._slowdown_s = 0.0
+        self.was_preempted = False
+
+    def notes(self) -> dict[str, float]:
+        """This rank's part of the step report: stop, busy, and on rank 0 whether to save."""
+        is_saving = self._saver is not None and self._saver.is_busy()
+        if self._rank == 0 and self._saver is not None:
+            self._decision = self._decide(save_in_flight=is_saving or self._any_saving)
+        return {
+            "stop_signal": float(self._stop.signal_number),
+            "is_saving": float(is_saving),
+            "wants_save": float(self._decision.save),
+        }
+
+    def _decide(self, *, save_in_flight: bool) -> SaveDecision:
+        observed = IntervalObservation(
+            step_times_s=tuple(self._step_times_s),
+            save_costs_s=tuple(self._save_costs_s),
+            persist_times_s=tuple(self._persist_times_s),
+            num_saves_started=self._num_saves,
+            num_failures=self._history.num_failures,
+            exposure_s=self._history.exposure_s + time.perf_counter() - self._began_s,
+        )
+        return decide_save(
+            SaveObservation(
+                step=self._step + 1,
+                last_saved_step=self._last_saved_step,
+                interval=decide_interval(self._rule, observed),
+                is_final=self._step + 1 >= self._max_steps,
+                save_in_flight=save_in_flight and self._step + 1 < self._max_steps,
+            )
+        )
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._step = trainer.global_step
+        self._measure_step()
+        reports = self._source.finished_step.reports
+        self._any_saving = any(report.is_saving for report in reports)
+        signal_number = int(max(report.stop_signal for report in reports))
+        wants_save = bool(reports[0].wants_save) or bool(signal_number)
+        if wants_save and self._saver is not None and self._step > self._last_saved_step:
+            reason = f"stop by signal {signal_number}" if signal_number else self._decision.reason
+            self._source.exclude_from_pace(self._save(reason))
+        self._collect()
+        if signal_number and self._step < self._max_steps:
+            self.was_preempted = True
+            trainer.should_stop = True
+
+    def _measure_step(self) -> None:
+        """Note the time of a step, or what writing a save in the background adds to it."""
+        now_s = time.perf_counter()
+        taken_s = now_s - self._boundary_s
+        if not self._saved_in_step and not self._any_saving:
+            self._step_times_s.append(taken_s)
+        elif self._any_saving and self._step_times_s:
+            self._slowdown_s += max(0.0, taken_s - statistics.median(self._step_times_s))
+        self._boundary_s = now_s
+        self._saved_in_step = False
+
+    def _save(self, reason: str) -> float:
+        """Start a save; returns the seconds that training stood still."""
+        began_s = time.perf_counter()
+        self._save_training(self._step, reason)
+        self._last_saved_step = self._step
+        self._num_saves += 1
+        self._saved_in_step = True
+        return time.perf_counter() - began_s
+
+    def _collect(self) -> None:
+        """Take in saves that have ended since the last step."""
+        if self._saver is None:
+            return
+        for outcome in self._saver.poll():
+            if outcome.ok:
+                self._save_costs_s.append(outcome.stall_s + self._slowdown_s)
+                self._slowdown_s = 0.0
+                self._persist_times_s.append(outcome.persist_s)
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A step with a validation in it says nothing about step times.
+        self._saved_in_step = True
+
+    @override
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._saver is not None:
+            self._saver.wait(_CLOSE_TIMEOUT_S)
+            self._collect()
+
+
+def read_facts(events: list[dict[str, Any]]) -> RunHistoryFacts:
+    """Costs, failures and exposure from the event log of earlier attempts."""
+    committed = [e for e in events if e["event"] == EventName.CHECKPOINT_COMMITTED]
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for event in events:
+        attempt, time_s = event["attempt"], event["time_s"]
+        if event["event"] == EventName.ATTEMPT_START:
+            starts[attempt] = min(time_s, starts.get(attempt, time_s))
+        ends[attempt] = max(time_s, ends.get(attempt, time_s))
+    return RunHistoryFacts(
+        save_costs_s=tuple(e["stall_s"] for e in committed if "stall_s" in e),
+        persist_times_s=tuple(e["persist_s"] for e in committed if "persist_s" in e),
+        num_failures=sum(e["event"] == EventName.FAILURE_DETECTED for e in events),
+        exposure_s=sum(ends[attempt] - start_s for attempt, start_s in starts.items()),
+    )

@@ -1,0 +1,226 @@
+"""The manifest: what a checkpoint consists of, down to the hash of every tensor chunk.
+
+It is JSON, carries a hash of itself and is the last file written. Readers take only the version
+they know and ignore keys that they do not know, so later writers can add facts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from hetero_fw.errors import CheckpointError
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "hetero_fw.checkpoint"
+VERSION = 1
+
+# The only dtypes that a manifest can name: a name is looked up here, never in torch itself.
+DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.complex64,
+        torch.complex128,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One shard file: its name in the checkpoint directory, its size and the hash of its bytes."""
+
+    name: str
+    size: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkEntry:
+    """A rectangular part of a tensor: where it lies in the tensor and where in which file."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    byte_offset: int
+    length: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """A tensor by its global size; its chunks cover it without overlap."""
+
+    size: tuple[int, ...]
+    dtype: str
+    chunks: tuple[ChunkEntry, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a checkpoint except the tensor bytes.
+
+    Attributes:
+        tensors: by fully qualified name, for example `model.blocks.0.weight`.
+        state: what is not a tensor: scheduler, loss scale, hyper-parameters, positions.
+        reason: why the checkpoint was made.
+        is_finite: every floating-point value was checked to be finite before it was written.
+    """
+
+    step: int
+    attempt: int
+    plan_fingerprint: str
+    world_size: int
+    created_time_s: float
+    reason: str
+    is_finite: bool
+    files: tuple[FileEntry, ...]
+    tensors: Mapping[str, TensorEntry]
+    state: Mapping[str, Any]
+    version: int = VERSION
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shard files."""
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> str:
+        """Text of `manifest.json`, with its own hash."""
+        payload = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"xxh3_128": _payload_hash(payload), **payload})
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Read the text of `to_json`.
+
+        Raises:
+            CheckpointError: it is not a manifest, was changed, or contradicts itself.
+        """
+        payload = _verified_payload(text)
+        try:
+            manifest = _from_payload(payload)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the manifest lacks or garbles a field: {error!r}") from error
+        _check_consistency(manifest)
+        return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of the checkpoint directory `path`; no tensor is read.
+
+    Raises:
+        CheckpointError: it is missing, unreadable or was changed. Names the file.
+    """
+    file = Path(path) / MANIFEST_NAME
+    try:
+        return Manifest.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _payload_hash(payload: Mapping[str, Any]) -> str:
+    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(canonical.encode())
+
+
+def _verified_payload(text: str) -> dict[str, Any]:
+    try:
+        payload = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"not valid JSON ({error})") from error
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
+        raise CheckpointError(f"not a checkpoint manifest (its format is not {FORMAT!r})")
+    if payload.get("version") != VERSION:
+        raise CheckpointError(
+            f"manifest version {payload.get('version')!r} was written by another release; "
+            f"this one reads version {VERSION}"
+        )
+    declared = payload.pop("xxh3_128", None)
+    if declared != _payload_hash(payload):
+        raise CheckpointError("the manifest does not match its own hash; it was changed or torn")
+    return payload
+
+
+def _from_payload(payload: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        step=int(payload["step"]),
+        attempt=int(payload["attempt"]),
+        plan_fingerprint=str(payload["plan_fingerprint"]),
+        world_size=int(payload["world_size"]),
+        created_time_s=float(payload["created_time_s"]),
+        reason=str(payload["reason"]),
+        is_finite=bool(payload["is_finite"]),
+        files=tuple(
+            FileEntry(name=str(file["name"]), size=int(file["size"]), xxh3_128=file["xxh3_128"])
+            for file in payload["files"]
+        ),
+        tensors={fqn: _tensor_entry(entry) for fqn, entry in payload["tensors"].items()},
+        state=dict(payload["state"]),
+    )
+
+
+def _tensor_entry(entry: Mapping[str, Any]) -> TensorEntry:
+    chunks = tuple(
+        ChunkEntry(
+            offsets=tuple(map(int, chunk["offsets"])),
+            sizes=tuple(map(int, chunk["sizes"])),
+            file=str(chunk["file"]),
+            byte_offset=int(chunk["byte_offset"]),
+            length=int(chunk["length"]),
+            xxh3_128=str(chunk["xxh3_128"]),
+        )
+        for chunk in entry["chunks"]
+    )
+    return TensorEntry(
+        size=tuple(map(int, entry["size"])), dtype=str(entry["dtype"]), chunks=chunks
+    )
+
+
+def _check_consistency(manifest: Manifest) -> None:
+    """Refuse what no writer of ours writes, whoever made the hash match it."""
+    sizes = {file.name: file.size for file in manifest.files}
+    for name in sizes:
+        if Path(name).name != name or name in ("", "..", MANIFEST_NAME):
+            raise CheckpointError(f"{name!r} is not a name of a shard file in this directory")
+    for fqn, tensor in manifest.tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(f"tensor {fqn} has the unknown dtype {tensor.dtype!r}")
+        if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
+            raise CheckpointError(f"the chunks of tensor {fqn} do not cover its size {tensor.size}")
+        if not all(_is_sound(chunk, tensor, sizes) for chunk in tensor.chunks):
+            raise CheckpointError(f"a chunk of tensor {fqn} lies outside its tensor or its file")
+
+
+def _is_sound(chunk: ChunkEntry, tensor: TensorEntry, file_sizes: Mapping[str, int]) -> bool:
+    num_dims = len(tensor.size)
+    if len(chunk.offsets) != num_dims or len(chunk.sizes) != num_dims:
+        return False
+    is_inside = all(
+        offset >= 0 and size > 0 and offset + size <= whole
+        for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
+    )
+    fills = chunk.length == math.prod(chunk.sizes) * tensor.torch_dtype.itemsize
+    end = chunk.byte_offset + chunk.length
+    return is_inside and fills and chunk.byte_offset >= 0 and end <= file_sizes.get(chunk.file, -1)

@@ -1,0 +1,58 @@
+"""What the caller of a save gets back, at once and later."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOutcome:
+    """How a save ended.
+
+    Attributes:
+        ok: the checkpoint is published; `path` is where, None otherwise.
+        reason: why it was made, or why it failed.
+        stall_s: how long training stood still for it; for a committed asynchronous save the
+            longest of all ranks, the same on every rank. Without `postponed_s`.
+        postponed_s: how long `save` waited on this rank for the save before.
+        persist_s: from the end of staging to the verdict.
+        size_bytes: bytes of all shards; 0 if it failed.
+    """
+
+    step: int
+    ok: bool
+    reason: str
+    stall_s: float
+    persist_s: float
+    postponed_s: float = 0.0
+    size_bytes: int = 0
+    path: Path | None = None
+
+
+class SaveHandle:
+    """A save that may still be in flight. Its failure is data, never an exception."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._done = threading.Event()
+        self._outcome: SaveOutcome | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def outcome(self) -> SaveOutcome | None:
+        """The outcome, None while the save is in flight."""
+        return self._outcome if self.is_done else None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the save; False if it is still in flight after `timeout_s`."""
+        return self._done.wait(timeout_s)
+
+    def finish(self, outcome: SaveOutcome) -> None:
+        """Called once, by the saver."""
+        self._outcome = outcome
+        self._done.set()

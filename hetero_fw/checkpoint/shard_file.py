@@ -1,0 +1,73 @@
+"""Write, hash and read shard files in bounded pieces."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from hetero_fw.checkpoint.shard_layout import ShardLayout
+
+PIECE_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenShard:
+    """Size and hash of a shard file, and the hash of each of its chunks in layout order."""
+
+    size: int
+    xxh3_128: str
+    chunk_hashes: tuple[str, ...]
+
+
+def write_shard(path: Path, content: memoryview, layout: ShardLayout) -> WrittenShard:
+    """Write `content` to the new file `path`, hash it on the way and wait for the disk.
+
+    Hashing and writing release the interpreter lock, so training goes on beside it.
+
+    Raises:
+        OSError: the file exists or cannot be written.
+    """
+    chunk_hashes = tuple(
+        xxhash.xxh3_128_hexdigest(content[slot.byte_offset : slot.byte_offset + slot.length])
+        for slot in layout.slots
+    )
+    digest = xxhash.xxh3_128()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        for start in range(0, layout.size, PIECE_BYTES):
+            piece = content[start : min(start + PIECE_BYTES, layout.size)]
+            digest.update(piece)
+            _write_all(descriptor, piece)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return WrittenShard(size=layout.size, xxh3_128=digest.hexdigest(), chunk_hashes=chunk_hashes)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the new file `path` and wait for the disk."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def hash_file(path: Path) -> tuple[int, str]:
+    """Size and hash of the file `path`."""
+    digest = xxhash.xxh3_128()
+    size = 0
+    scratch = bytearray(PIECE_BYTES)
+    window = memoryview(scratch)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(scratch):
+            digest.update(window[:count])
+            size += count
+    return size, digest.hexdigest()
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]

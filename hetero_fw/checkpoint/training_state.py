@@ -1,0 +1,217 @@
+"""The state of a module and its optimizer as named tensors and JSON values, and back.
+
+Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.<key>`, where
+`<fqn>` is the parameter's name. Any number of ranks can restore what any other number saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.distributed_c10d import ProcessGroup
+from torch.optim import Optimizer
+
+from hetero_fw.checkpoint.loading import load_checkpoint, succeed_together
+from hetero_fw.checkpoint.manifest import Manifest, TensorEntry, read_manifest
+from hetero_fw.errors import CheckpointError
+
+OPTIMIZER_STATE = "optimizer"
+
+# Wrappers that rename parameters without changing them.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def canonical_fqn(fqn: str) -> str:
+    """The name of a parameter without the wrappers of compilation and recomputation."""
+    for wrapper in _WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
+
+
+def flatten_training_state(
+    module: nn.Module, optimizer: Optimizer | None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors by name, and the rest as JSON values under the key `optimizer`.
+
+    The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
+    optimizer's state, DTensors where the module is sharded. Pass the second value on as part of
+    a checkpoint's `state`, at its top level. With `optimizer=None`, weights and buffers only.
+
+    Raises:
+        CheckpointError: the module keeps state that is no tensor, or the optimizer has a
+            parameter that is not the module's.
+    """
+    tensors = _model_tensors(module)
+    if optimizer is None:
+        return tensors, {}
+    values: dict[str, dict[str, Any]] = {}
+    for fqn, parameter in _optimized(module, optimizer):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optim.{fqn}.{key}"] = value
+            else:
+                values.setdefault(fqn, {})[key] = value
+    groups = _group_settings(module, optimizer)
+    return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
+
+
+def buffer_names(module: nn.Module) -> frozenset[str]:
+    """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
+    return frozenset(f"model.{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
+
+
+def restore_training_state(
+    module: nn.Module,
+    optimizer: Optimizer | None,
+    path: Path,
+    *,
+    process_group: ProcessGroup | None = None,
+) -> dict[str, Any]:
+    """Load the checkpoint at `path` into `module` and `optimizer`; return its `state`.
+
+    The optimizer may be new: its state is created from the names in the manifest, laid out like
+    its parameters. A checkpoint without optimizer state leaves the optimizer as it is; the
+    returned state then has no key `optimizer`. With `process_group`, all its ranks call this.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`; on all ranks if on one.
+    """
+    created = succeed_together(lambda: _create_state(module, optimizer, path), process_group)
+    tensors = _model_tensors(module)
+    for fqn, state in created.items():
+        tensors |= {f"optim.{fqn}.{key}": value for key, value in state.items()}
+    loaded = load_checkpoint(path, tensors, process_group=process_group)
+    if optimizer is not None and OPTIMIZER_STATE in loaded:
+        _install(module, optimizer, created, loaded[OPTIMIZER_STATE])
+    return loaded
+
+
+def _create_state(
+    module: nn.Module, optimizer: Optimizer | None, path: Path
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Zeroed optimizer state to load into; checks everything that can be checked before."""
+    manifest = read_manifest(path)
+    _model_tensors(module)
+    if optimizer is None or OPTIMIZER_STATE not in manifest.state:
+        return {}
+    saved_groups = [group["params"] for group in manifest.state[OPTIMIZER_STATE]["param_groups"]]
+    own_groups = [group["params"] for group in _group_settings(module, optimizer)]
+    if saved_groups != own_groups:
+        raise CheckpointError(
+            f"{path} holds an optimizer with other parameter groups: of "
+            f"{[len(group) for group in saved_groups]} parameters, expected "
+            f"{[len(group) for group in own_groups]}, with the same names in the same order."
+        )
+    return _create_optimizer_state(module, optimizer, manifest)
+
+
+def _install(
+    module: nn.Module,
+    optimizer: Optimizer,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    saved: Mapping[str, Any],
+) -> None:
+    parameters = dict(_optimized(module, optimizer))
+    optimizer.state.clear()
+    for fqn, parameter in parameters.items():
+        state = {**tensors.get(fqn, {}), **saved["values"].get(fqn, {})}
+        if state:
+            optimizer.state[parameter] = state
+    for group, settings in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for key in settings.keys() - {"params"}:
+            _restore_setting(group, key, settings[key])
+
+
+def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for fqn, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{fqn} of the module is no tensor ({type(value).__name__}); "
+                "keep extra state in a buffer."
+            )
+        tensors[f"model.{canonical_fqn(fqn)}"] = value
+    return tensors
+
+
+def _parameter_names(module: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: canonical_fqn(fqn) for fqn, parameter in module.named_parameters()}
+
+
+def _optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and parameter of everything the optimizer updates."""
+    names = _parameter_names(module)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CheckpointError(
+                    f"the optimizer updates a parameter of shape {tuple(parameter.shape)} that is "
+                    "not in the module; create the optimizer after sharding the module."
+                )
+            yield names[parameter], parameter
+
+
+def _group_settings(module: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
+    names = _parameter_names(module)
+    return [
+        {
+            key: [names[parameter] for parameter in value] if key == "params" else _plain(value)
+            for key, value in group.items()
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _restore_setting(group: dict[str, Any], key: str, value: Any) -> None:
+    current = group.get(key)
+    if isinstance(current, torch.Tensor):
+        current.fill_(value)
+    else:
+        group[key] = tuple(value) if isinstance(current, tuple) else value
+
+
+def _create_optimizer_state(
+    module: nn.Module, optimizer: Optimizer, manifest: Manifest
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Zero tensors for everything the manifest holds about the optimizer's parameters."""
+    on_device = {
+        parameter: bool(group.get("capturable") or group.get("fused"))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    saved = _saved_keys(manifest)
+    return {
+        fqn: {
+            key: _zeros(entry, parameter, key=key, on_device=on_device[parameter])
+            for key, entry in saved.get(fqn, {}).items()
+        }
+        for fqn, parameter in _optimized(module, optimizer)
+    }
+
+
+def _saved_keys(manifest: Manifest) -> Mapping[str, Mapping[str, TensorEntry]]:
+    saved: dict[str, dict[str, TensorEntry]] = {}
+    for name, entry in manifest.tensors.items():
+        if name.startswith("optim."):
+            fqn, _, key = name.removeprefix("optim.").rpartition(".")
+            saved.setdefault(fqn, {})[key] = entry
+    return saved
+
+
+def _zeros(
+    entry: TensorEntry, parameter: nn.Parameter, *, key: str, on_device: bool
+) -> torch.Tensor:
+    # A step count has the shape of a scalar parameter but is not laid out like one.
+    if key != "step" and entry.size == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=entry.torch_dtype, requires_grad=False)
+    # Optimizers keep counters on the host unless their kernels read them on the device.
+    device = parameter.device if on_device else torch.device("cpu")
+    return torch.zeros(entry.size, dtype=entry.torch_dtype, device=device)

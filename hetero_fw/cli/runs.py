@@ -1,0 +1,96 @@
+"""Where a run stands, read from its directory while it runs or afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+from hetero_fw.monitoring import (
+    EventName,
+    RunDirectory,
+    Status,
+    read_events,
+    read_metrics,
+    read_status,
+)
+
+
+def describe_run(run_dir: RunDirectory) -> dict[str, Any]:
+    """Plain data about a run.
+
+    Returns:
+        status: as in `status.json`; INTERRUPTED if that says RUNNING but no process runs it.
+        step, attempt, reason: as in `status.json`, the step from the newest row of metrics if that
+            is further.
+        loss, step_time_s: of that row.
+        newest_checkpoint: directory name of the newest committed checkpoint.
+        num_restarts: restarts so far.
+        is_emulated: whether the devices are stood in for.
+    """
+    status = read_status(run_dir.status_path)
+    rows = read_metrics(run_dir.metrics_path) if run_dir.metrics_path.is_file() else []
+    row = rows[-1] if rows else {}
+    events = read_events(run_dir.events_path) if run_dir.events_path.is_file() else []
+    return {
+        "run": str(run_dir.path),
+        "status": _state(run_dir, status.status if status else None),
+        "step": max(status.step if status else 0, int(row.get("step") or 0)),
+        "attempt": status.attempt if status else 0,
+        "reason": status.reason if status else "",
+        "loss": row.get("loss"),
+        "step_time_s": row.get("step_time_s"),
+        "newest_checkpoint": _newest_checkpoint(run_dir.checkpoints_path),
+        "num_restarts": sum(event.get("event") == EventName.RESTART for event in events),
+        "is_emulated": _is_emulated(run_dir.plan_path),
+    }
+
+
+def format_run(description: dict[str, Any]) -> str:
+    """A description as lines of text."""
+    loss, step_time_s = description["loss"], description["step_time_s"]
+    rows = {
+        "run": description["run"],
+        "status": " ".join(filter(None, [description["status"], description["reason"]])),
+        "step": description["step"],
+        "loss": None if loss is None else f"{loss:.4f}",
+        "step time": None if step_time_s is None else f"{step_time_s:.3f} s",
+        "checkpoint": description["newest_checkpoint"] or "none",
+        "restarts": description["num_restarts"],
+        "devices": "EMULATED" if description["is_emulated"] else None,
+    }
+    return "\n".join(f"{name:<11} {value}" for name, value in rows.items() if value is not None)
+
+
+def _state(run_dir: RunDirectory, status: Status | None) -> str:
+    if status is None:
+        return "PLANNED"
+    if status is Status.RUNNING and not _is_locked(run_dir.lock_path):
+        return "INTERRUPTED"
+    return status.value
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the run's lock. Asking does not disturb a run that wants it."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # No lock file, or a file system without locks: nothing speaks against status.json there.
+        return path.exists()
+    return False
+
+
+def _newest_checkpoint(checkpoints: Path) -> str | None:
+    committed = sorted(path.parent.name for path in checkpoints.glob("*/manifest.json"))
+    return committed[-1] if committed else None
+
+
+def _is_emulated(plan_path: Path) -> bool:
+    try:
+        return json.loads(plan_path.read_text(encoding="utf-8")).get("emulation") is not None
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,51 @@
+"""What a run leaves behind: its directory, events, metrics, console lines, summary and report."""
+
+from __future__ import annotations
+
+from hetero_fw.monitoring.atomic_file import write_json_atomically, write_text_atomically
+from hetero_fw.monitoring.console import Progress, StepPrinter, format_banner
+from hetero_fw.monitoring.events import EventLog, EventName, read_events
+from hetero_fw.monitoring.history import RunHistory, read_history
+from hetero_fw.monitoring.metrics import (
+    MetricsWriter,
+    ScalarWriter,
+    last_step,
+    read_metrics,
+    read_scalars,
+)
+from hetero_fw.monitoring.report import write_report
+from hetero_fw.monitoring.rundir import RunDirectory, create_run_directory
+from hetero_fw.monitoring.runlock import RunLock
+from hetero_fw.monitoring.status import RunStatus, Status, read_status, write_status
+from hetero_fw.monitoring.step_record import StepRecord
+from hetero_fw.monitoring.summary import build_summary, summarize, write_summary
+
+__all__ = [
+    "EventLog",
+    "EventName",
+    "MetricsWriter",
+    "Progress",
+    "RunDirectory",
+    "RunHistory",
+    "RunLock",
+    "RunStatus",
+    "ScalarWriter",
+    "Status",
+    "StepPrinter",
+    "StepRecord",
+    "build_summary",
+    "create_run_directory",
+    "format_banner",
+    "last_step",
+    "read_events",
+    "read_history",
+    "read_metrics",
+    "read_scalars",
+    "read_status",
+    "summarize",
+    "write_json_atomically",
+    "write_report",
+    "write_status",
+    "write_summary",
+    "write_text_atomically",
+]

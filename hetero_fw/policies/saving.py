@@ -1,0 +1,65 @@
+"""Whether to save after this step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero_fw.policies.interval import IntervalDecision
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveObservation:
+    """Where the run stands at a step boundary.
+
+    Attributes:
+        step: optimizer steps completed.
+        last_saved_step: step of the last save that was started or restored from; 0 for neither.
+        interval: what `decide_interval` chose.
+        is_final: no step follows this one.
+        save_in_flight: a save of this or any other rank is still being written.
+    """
+
+    step: int
+    last_saved_step: int
+    interval: IntervalDecision
+    is_final: bool = False
+    save_in_flight: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveDecision:
+    """Whether to save now. `is_postponed`: one is due but must wait for the one in flight."""
+
+    save: bool
+    reason: str
+    is_postponed: bool = False
+
+
+def decide_save(observed: SaveObservation) -> SaveDecision:
+    """Save when the interval is over and at the final step, never while a save is in flight.
+
+    A postponed save is due again at the next step; at the final step the caller waits for the
+    save in flight and asks once more.
+    """
+    due = _due(observed)
+    if due is None:
+        return SaveDecision(save=False, reason="no save is due")
+    if observed.save_in_flight:
+        return SaveDecision(
+            save=False, is_postponed=True, reason=f"postponed, the last save is in flight: {due}"
+        )
+    return SaveDecision(save=True, reason=due)
+
+
+def _due(observed: SaveObservation) -> str | None:
+    interval_steps = observed.interval.interval_steps
+    steps_since = observed.step - observed.last_saved_step
+    if interval_steps is None or steps_since <= 0:
+        return None
+    if observed.is_final:
+        return f"final step {observed.step}"
+    if steps_since >= interval_steps:
+        return f"{steps_since} steps since step {observed.last_saved_step}; " + (
+            observed.interval.reason
+        )
+    return None

@@ -1,0 +1,25 @@
+"""Watch ranks, end them cleanly, start them again."""
+
+from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
+from hetero_fw.recovery.failure import RankFailure, write_failure
+from hetero_fw.recovery.heartbeat import Heartbeat
+from hetero_fw.recovery.lifeline import die_with_parent
+from hetero_fw.recovery.stop import StopRequest
+from hetero_fw.recovery.store import StoreAddress
+from hetero_fw.recovery.supervisor import AttemptSpec, RecoveryConfig, RunOutcome, Supervisor
+
+__all__ = [
+    "AttemptFiles",
+    "AttemptSpec",
+    "Heartbeat",
+    "NodeRanks",
+    "RankEnd",
+    "RankFailure",
+    "RecoveryConfig",
+    "RunOutcome",
+    "StopRequest",
+    "StoreAddress",
+    "Supervisor",
+    "die_with_parent",
+    "write_failure",
+]

@@ -1,0 +1,1 @@
+"""Ready-made models, data and workloads that the default configuration trains."""
