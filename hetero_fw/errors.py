@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that `word` was probably meant to be, None if nothing is close."""
     folded, by_folded = word.casefold(), {choice.casefold(): choice for choice in choices}
-    # A beginning is a stronger sign than a likeness: `a100` is short for `a100-80gb`, not like `a10`.
+    # A beginning is a stronger sign than a likeness: `a100` means `a100-80gb` rather than `a10`.
     begun = [choice for choice in by_folded if choice.startswith(folded) and len(folded) > 1]
     close = begun or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
     return by_folded[close[0]] if close else None

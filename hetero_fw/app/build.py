@@ -73,6 +73,7 @@ def build_train_data(
         start_step=start_step,
         max_steps=cfg.trainer.max_steps,
         num_workers=cfg.data.num_workers,
+        pin_memory=torch.cuda.is_available(),
     )
 
 
@@ -80,11 +81,14 @@ def build_val_data(cfg: DictConfig, plan: ParallelPlan, rank: int) -> DataLoader
     """This rank's part of the validation set, None if the run does not validate."""
     if cfg.data.val is None or cfg.trainer.val_interval_steps is None:
         return None
+    limit = cfg.trainer.limit_val_batches
     return build_val_loader(
         make(cfg.data.val),
         rank=rank,
         world_size=plan.world_size,
         batch_size=cfg.data.val_batch_size,
+        seed=cfg.seed,
+        max_samples=None if limit is None else limit * cfg.data.val_batch_size,
         num_workers=cfg.data.num_workers,
     )
 

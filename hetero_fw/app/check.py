@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hetero_fw.app.plain import UNREADABLE
 from hetero_fw.app.problem import Problem
 from hetero_fw.app.schema import Component, Config, Key, Rule, keys_of
-from hetero_fw.app.targets import target_problem
+from hetero_fw.app.targets import argument_problems, target_problem
 from hetero_fw.errors import closest, did_you_mean
 
 
@@ -96,15 +96,25 @@ def _check_component(value: dict[str, Any], path: str) -> Iterator[Problem]:
 def _check_targets(value: Any, path: str) -> Iterator[Problem]:
     """Look at the `_target_`s at any depth of a free-form subtree."""
     if isinstance(value, dict):
-        target = value.get("_target_")
-        problem = target_problem(target) if target not in (None, UNREADABLE) else None
-        if problem is not None:
-            yield Problem(join(path, "_target_"), problem, given=target)
+        if value.get("_target_") not in (None, UNREADABLE):
+            yield from _check_target(value, path)
         for name, entry in value.items():
             yield from _check_targets(entry, join(path, name))
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             yield from _check_targets(entry, f"{path}[{index}]")
+
+
+def _check_target(value: dict[str, Any], path: str) -> Iterator[Problem]:
+    target = value["_target_"]
+    problem = target_problem(target)
+    if problem is not None:
+        yield Problem(join(path, "_target_"), problem, given=target)
+        return
+    # What Hydra's instantiate keeps for itself (_partial_, _convert_, ...) is no argument.
+    arguments = [name for name in value if not (name.startswith("_") and name.endswith("_"))]
+    for name, text in argument_problems(target, arguments).items():
+        yield Problem(join(path, name), text)
 
 
 def _alternatives(annotation: Any) -> list[Any]:

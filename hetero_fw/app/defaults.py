@@ -36,6 +36,8 @@ def defaults_of(section: type) -> dict[str, Any]:
     """The defaults of one section of the schema, required keys left out."""
     values: dict[str, Any] = {}
     for item in dataclasses.fields(section):
+        if not item.metadata["rule"].is_filled:
+            continue
         if item.default is not dataclasses.MISSING:
             values[item.name] = item.default
         elif dataclasses.is_dataclass(item.default_factory):

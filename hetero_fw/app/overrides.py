@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hetero_fw.app.check import join, shown, unknown_key
 from hetero_fw.app.problem import Problem
 from hetero_fw.app.schema import Config, keys_of
+from hetero_fw.app.targets import accepted_arguments
 
 
 def parse(texts: Iterable[str], loader: ConfigLoader) -> tuple[list[Override], list[Problem]]:
@@ -86,9 +87,17 @@ def _existence_problem(
             rule = f"exists already. Drop the +: {key}={shown(override.value())}."
             return Problem(f"+{key}", rule)
         return None
-    if exists or override.is_force_add() or is_declared(key, config):
+    if exists or override.is_force_add() or is_declared(key, config) or _is_argument(key, config):
         return None
     return _unknown(key, config, groups)
+
+
+def _is_argument(key: str, config: DictConfig) -> bool:
+    """Whether `key` is an argument of a target whose arguments are known, to be checked later."""
+    section = _section(config, key.rpartition(".")[0])
+    if not isinstance(section, DictConfig) or not isinstance(section.get("_target_"), str):
+        return False
+    return accepted_arguments(section["_target_"]) is not None
 
 
 def _unknown(key: str, config: DictConfig, groups: Iterable[str]) -> Problem:

@@ -54,7 +54,7 @@ def run(cfg: DictConfig) -> int:
 
 def _run(cfg: DictConfig) -> int:
     ConfigError.collect(validate(cfg))
-    check_paths(cfg.data.get("paths"))
+    _check_data(cfg)
     if cfg.mode == "train":
         _check_devices(cfg)
     previous = _previous_run(cfg)
@@ -74,6 +74,13 @@ def _run(cfg: DictConfig) -> int:
             print(f"{run_dir.path} is DONE: {cfg.trainer.max_steps} steps are complete.")
             return 0
         return _train(cfg, run_dir, plan)
+
+
+def _check_data(cfg: DictConfig) -> None:
+    """Look at the user's text files, where the data is text."""
+    if "paths" in cfg.data:
+        # Training and validation need one sample each, and a label for the last byte.
+        check_paths(cfg.data.paths, min_bytes=2 * cfg.data.get("sequence_length", 1) + 1)
 
 
 def _check_devices(cfg: DictConfig) -> None:
@@ -195,6 +202,8 @@ def _prepare_environment() -> None:
     # One thread a process until a rank knows how many it may use; idle pools of many processes
     # cost more than they bring.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Killed processes leave semaphores that Python's resource tracker removes, with a warning.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     # The fork server looks modules up like this process does, from any working directory.
     package_root = str(Path(hetero_fw.__file__).resolve().parent.parent)
     paths = [package_root, *filter(None, sys.path)]

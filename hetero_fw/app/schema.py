@@ -29,9 +29,11 @@ class Rule:
         at_least: smallest allowed number; `above` excludes the bound itself.
         at_most: largest allowed number; `below` excludes the bound itself.
         catalog: names to choose from, if they come from a table rather than from the type.
+        is_filled: whether a configuration that lacks the key gets its default.
     """
 
     help: str
+    is_filled: bool = True
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -45,6 +47,11 @@ def key(default: Any, help: str, **bounds: Any) -> Any:
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def optional(help: str, **bounds: Any) -> Any:
+    """Declare a key that some options have and others lack, for good."""
+    return key(None, help, is_filled=False, **bounds)
 
 
 def required(help: str, **bounds: Any) -> Any:
@@ -66,7 +73,7 @@ class Emulation:
 
     dilation: Auto | float = key("auto", "seconds here for one second on the devices", above=0)
     host_flops_per_s: Auto | float = key("auto", "speed of this machine in FLOP/s", above=0)
-    headroom: float = key(1.6, "slack that keeps the pace on a busy machine", at_least=1)
+    headroom: float = key(2.0, "slack that keeps the pace on a busy machine", at_least=1)
 
 
 @dataclass(kw_only=True)
@@ -157,12 +164,10 @@ class Data:
     global_batch_size: int = required("samples in one optimizer step", at_least=1)
     val_batch_size: int = key(32, "samples in one validation batch on one device", at_least=1)
     num_workers: int = key(0, "loader processes of each rank", at_least=0)
-    paths: str | list[str] | None = key(None, "text files or globs")
-    sequence_length: int | None = key(None, "tokens in one sample of text", at_least=1)
-    val_fraction: float | None = key(
-        None, "share of the text kept for validation", above=0, below=1
-    )
-    max_bytes: int | None = key(None, "read at most this many bytes of text", at_least=1)
+    paths: str | list[str] | None = optional("text files or globs")
+    sequence_length: int | None = optional("tokens in one sample of text", at_least=1)
+    val_fraction: float | None = optional("share of the text for validation", above=0, below=1)
+    max_bytes: int | None = optional("read at most this many bytes of text", at_least=1)
 
 
 @dataclass(kw_only=True)

@@ -1,16 +1,15 @@
-"""Whether a `_target_` exists, found out by reading source files: nothing is imported."""
+"""Whether a `_target_` exists and takes its arguments, found out without importing it."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib.machinery import PathFinder
-from pathlib import Path
+from collections.abc import Iterable
 
+from hetero_fw.app.sources import Source, locate
 from hetero_fw.errors import did_you_mean
+
+# Definitions are followed through this many re-exports.
+_MAX_REEXPORTS = 6
 
 
 def target_problem(target: object) -> str | None:
@@ -20,81 +19,61 @@ def target_problem(target: object) -> str | None:
     every name is taken to exist: `instantiate` has the last word.
     """
     if not isinstance(target, str) or "." not in target.strip("."):
-        return "must be the dotted path of a class or function, like torch.optim.AdamW"
-    parts = target.split(".")
-    if parts[0] in sys.builtin_module_names or parts[0] == "__main__":
-        return None
-    source = _find(parts[0], None)
+        return "must be the dotted path of a class or function, like torch.optim.AdamW."
+    source, names = locate(target)
     if source is None:
-        return f"no package {parts[0]!r} is installed"
-    for index, name in enumerate(parts[1:], start=1):
-        inner = _find(name, source.search_path) if source.search_path else None
-        if inner is None or (name == parts[-1] and source.surely_defines(name)):
-            return None if source.defines(name) else source.lacks(".".join(parts[:index]), name)
-        source = inner
-    return f"{target} is a module; name a class or function in it"
-
-
-class _Source:
-    """The source of one module: where its submodules are and which names it defines."""
-
-    def __init__(self, origin: str | None, search_path: list[str] | None) -> None:
-        self.search_path = search_path
-        self._names = _top_level_names(origin) if origin else frozenset()
-
-    def defines(self, name: str) -> bool:
-        return self._names is None or name in self._names
-
-    def surely_defines(self, name: str) -> bool:
-        return self._names is not None and name in self._names
-
-    def lacks(self, module: str, name: str) -> str:
-        submodules = (
-            path.stem
-            for folder in self.search_path or ()
-            for path in Path(folder).glob("[!_]*")
-            if path.is_dir() or path.suffix == ".py"
-        )
-        hint = did_you_mean(name, self._names or ()) or did_you_mean(name, submodules)
-        return f"{module} has no {name!r}.{hint}"
-
-
-def _find(name: str, search_path: list[str] | None) -> _Source | None:
-    if search_path is None:
-        # Knows editable installs as well, and imports nothing for a name without dots.
-        spec = importlib.util.find_spec(name)
-    else:
-        spec = PathFinder.find_spec(name, search_path)
-    if spec is None:
+        return f"no package {names[0]!r} is installed."
+    if not names:
+        return f"{target} is a module. Name a class or function in it."
+    if source.names is None or names[0] in source.names:
         return None
-    locations = spec.submodule_search_locations
-    return _Source(spec.origin, list(locations) if locations is not None else None)
+    hint = did_you_mean(names[0], source.names) or did_you_mean(names[0], source.submodules())
+    return f"{source.name} has no {names[0]!r}.{hint}"
 
 
-@cache
-def _top_level_names(origin: str) -> frozenset[str] | None:
-    """Public and private names that a source file binds at its top level; None if not knowable."""
-    path = Path(origin)
-    if path.suffix != ".py":
+def argument_problems(target: str, arguments: Iterable[str]) -> dict[str, str]:
+    """Arguments that a target does not take, each with what is wrong.
+
+    Empty where that cannot be seen in the source: `**kwargs`, decorators, compiled code.
+    """
+    accepted = accepted_arguments(target)
+    if accepted is None:
+        return {}
+    return {
+        name: f"{target} takes no such argument.{did_you_mean(name, accepted)} "
+        f"It takes: {', '.join(accepted)}."
+        for name in arguments
+        if name not in accepted
+    }
+
+
+def accepted_arguments(target: str) -> list[str] | None:
+    """Names of the arguments that a class or function takes; None if its source does not say."""
+    for _ in range(_MAX_REEXPORTS):
+        source, names = locate(target)
+        node = source.definition(names[0]) if source is not None and len(names) == 1 else None
+        if not isinstance(node, ast.ImportFrom):
+            return _arguments(node)
+        target = _origin(source, node, names[0])
+    return None
+
+
+def _origin(source: Source | None, node: ast.ImportFrom, name: str) -> str:
+    original = next(alias.name for alias in node.names if name in (alias.asname, alias.name))
+    return f"{source.absolute(node)}.{original}" if source is not None else original
+
+
+def _arguments(node: ast.AST | None) -> list[str] | None:
+    if isinstance(node, ast.ClassDef):
+        is_plain = not node.decorator_list and not node.keywords
+        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        if not is_plain or "__new__" in methods or "__init__" not in methods:
+            return None
+        names = _arguments(methods["__init__"])
+        return names[1:] if names is not None else None
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return None
-    names = frozenset(_bound_names(ast.parse(path.read_bytes()).body))
-    return None if names & {"*", "__getattr__"} else names
-
-
-def _bound_names(body: Iterable[ast.AST]) -> Iterator[str]:
-    for node in body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.name
-            case ast.Import() | ast.ImportFrom():
-                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            case ast.Assign() | ast.AnnAssign():
-                yield from _stored_names(node)
-            case ast.If() | ast.Try() | ast.With() | ast.ExceptHandler():
-                yield from _bound_names(ast.iter_child_nodes(node))
-
-
-def _stored_names(statement: ast.stmt) -> Iterator[str]:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+    given = node.args
+    if given.kwarg is not None:
+        return None
+    return [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]

@@ -246,7 +246,7 @@ def _build_trainer(
     context: RankContext, strategy: HeteroFSDPStrategy, callbacks: list[Callback]
 ) -> pl.Trainer:
     cfg = context.cfg.trainer
-    return pl.Trainer(
+    trainer = pl.Trainer(
         accelerator="cpu" if context.device.type == "cpu" else "cuda",
         strategy=strategy,
         devices=1,
@@ -257,7 +257,6 @@ def _build_trainer(
         gradient_clip_val=cfg.gradient_clip_val,
         val_check_interval=cfg.val_interval_steps,
         check_val_every_n_epoch=None,
-        limit_val_batches=cfg.limit_val_batches,
         num_sanity_val_steps=0,
         log_every_n_steps=context.cfg.monitor.line_interval_steps,
         enable_checkpointing=False,
@@ -265,6 +264,14 @@ def _build_trainer(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
+    # Lightning raises in the middle of the loop on SIGTERM, on the rank that got it alone; ranks
+    # here agree on a stop at a step boundary (github.com/Lightning-AI/pytorch-lightning #20806).
+    trainer._signal_connector.register_signal_handlers = _leave_signals  # type: ignore[method-assign]
+    return trainer
+
+
+def _leave_signals() -> None:
+    """Stands in for Lightning's registration of signal handlers."""
 
 
 def _set_step(trainer: pl.Trainer, step: int) -> None:

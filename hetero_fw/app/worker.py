@@ -150,5 +150,7 @@ def _quieten() -> None:
     # Loader workers and loggers are the user's choice, made in the configuration.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
+    # Without trainer.val_interval_steps the run is not meant to validate.
+    warnings.filterwarnings("ignore", message=".*have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
 

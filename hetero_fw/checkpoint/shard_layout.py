@@ -67,11 +67,15 @@ class SaveLayout:
 Structure = tuple[tuple[Any, ...], ...]
 
 
-def structure_of(tensors: Mapping[str, torch.Tensor]) -> Structure:
-    """Key under which a layout may be reused: names, sizes, dtypes and placements."""
+def structure_of(tensors: Mapping[str, object]) -> Structure:
+    """Key under which a layout may be reused: names, sizes, dtypes and placements.
+
+    Takes anything: what cannot be saved is refused by all ranks together, when they agree.
+    """
+    facts = ("dtype", "shape", "placements")
     return tuple(
-        (fqn, tensor.dtype, tuple(tensor.shape), getattr(tensor, "placements", None))
-        for fqn, tensor in tensors.items()
+        (fqn, type(value), *(getattr(value, fact, None) for fact in facts))
+        for fqn, value in tensors.items()
     )
 
 

@@ -46,9 +46,9 @@ class Exchange:
         if self._group is None:
             return [list(row)]
         mine = torch.tensor(row, dtype=torch.float64)
-        out = torch.empty(self._group.size() * len(row), dtype=torch.float64)
-        dist.all_gather_into_tensor(out, mine, group=self._group)
-        return [list(part) for part in out.view(-1, len(row)).tolist()]
+        rows = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(rows, mine, group=self._group)
+        return [list(theirs.tolist()) for theirs in rows]
 
     def reports(self, report: StepReport) -> list[StepReport]:
         """Everybody's report of the same step."""

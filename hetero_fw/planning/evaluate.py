@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,25 +60,30 @@ class Candidate:
 
 def balanced_candidate(problem: Problem, counts: Counts) -> Candidate | None:
     """The fastest split of the batch over the chosen devices, None if nothing fits."""
-    for layout in layouts(problem, counts):
-        best: Candidate | None = None
-        for count in layout.microbatch_counts():
-            shares = layout.balanced(count)
-            found = layout.candidate(shares, count) if shares else None
-            if found and (best is None or found.step_s < best.step_s * (1 - 1e-9)):
-                best = found
-        if best:
-            return best
-    return None
+    return _first_fastest(
+        layout.candidate(shares, count)
+        for layout in layouts(problem, counts)
+        for count in layout.microbatch_counts()
+        if (shares := layout.balanced(count))
+    )
 
 
 def fixed_candidate(problem: Problem, counts: Counts, shares: ClassShares) -> Candidate | None:
     """The given shares in as few micro-batches as fit, None if they do not fit."""
-    for layout in layouts(problem, counts):
-        count = layout.fewest_microbatches(shares)
-        if count:
-            return layout.candidate(shares, count)
-    return None
+    return _first_fastest(
+        layout.candidate(shares, count)
+        for layout in layouts(problem, counts)
+        if (count := layout.fewest_microbatches(shares))
+    )
+
+
+def _first_fastest(found: Iterable[Candidate]) -> Candidate | None:
+    """Of equally fast ones the first: the better ZeRO stage, the fewer micro-batches."""
+    best: Candidate | None = None
+    for candidate in found:
+        if best is None or candidate.step_s < best.step_s * (1 - 1e-9):
+            best = candidate
+    return best
 
 
 def layouts(problem: Problem, counts: Counts) -> Iterator[Layout]:

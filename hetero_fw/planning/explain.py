@@ -70,7 +70,7 @@ def _zero_reason(problem: Problem, chosen: Candidate) -> Iterator[str]:
     elif chosen.zero_stage == 2:
         yield "ZeRO stage 2: gathered parameters fit and are gathered only once a step"
     else:
-        yield "ZeRO stage 3: with stage 2 a device would run out of memory"
+        yield "ZeRO stage 3: stage 2 would not fit, or only in more and costlier micro-batches"
 
 
 def _microbatch_reason(problem: Problem, chosen: Candidate) -> str:

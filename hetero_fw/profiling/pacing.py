@@ -8,9 +8,10 @@ import time
 class Pacer:
     """Holds each step of one rank until its device would have finished its share.
 
-    A step's window opens where the previous one closed, so what a step does besides computing
-    (optimizer, logging, loading) lies inside the window, as on a device that is busy throughout.
-    Work that the device itself would wait for is taken out with `exclude`.
+    A step's window opens when all ranks have met at the end of the step before, so that waiting
+    for a slower rank is not taken for work. What a step does besides computing (optimizer,
+    logging, loading) lies inside the window, as on a device that is busy throughout. Work that
+    the device itself would wait for is taken out with `exclude`.
 
     Args:
         target_s: time the emulated device needs for its share of one step, in seconds here.
@@ -20,10 +21,13 @@ class Pacer:
         self._target_s = target_s
         self._opened_s: float | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._opened_s is not None
+
     def open(self) -> None:
-        """Begin the first window; later ones begin by themselves."""
-        if self._opened_s is None:
-            self._opened_s = time.perf_counter()
+        """Begin a window."""
+        self._opened_s = time.perf_counter()
 
     def load(self) -> float:
         """Share of the target used up so far: above 1 the core was too slow or too busy."""
@@ -41,10 +45,7 @@ class Pacer:
         end_s = self._opened_s + self._target_s * stretch
         while (remaining_s := end_s - time.perf_counter()) > 0:
             time.sleep(remaining_s)
-        now_s = time.perf_counter()
-        taken_s = now_s - self._opened_s
-        self._opened_s = now_s
-        return taken_s
+        return time.perf_counter() - self._opened_s
 
     def exclude(self, seconds: float) -> None:
         """Take time out of the open window: the device stood still for it."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from hetero_fw.recovery import rendezvous
 from hetero_fw.recovery.lifeline import die_with_parent
 from hetero_fw.recovery.store import StoreAddress
 
@@ -28,7 +29,7 @@ class AgentJob:
 
     Attributes:
         run_id: names the rendezvous; different for every attempt.
-        num_nodes: agents that meet in the rendezvous.
+        num_nodes: agents that meet in the rendezvous; `node_index` is this one's place.
         num_ranks: ranks on this node.
         entrypoint: module-level function that each rank runs, with `argument`.
         start_timeout_s: bound on meeting the other agents.
@@ -37,6 +38,7 @@ class AgentJob:
     run_id: str
     store: StoreAddress
     num_nodes: int
+    node_index: int
     num_ranks: int
     entrypoint: Callable[[str], None]
     argument: str
@@ -53,6 +55,7 @@ def run_agent(job: AgentJob) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _share_fork_server()
+    rendezvous.register()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
@@ -61,9 +64,9 @@ def run_agent(job: AgentJob) -> None:
         max_nodes=job.num_nodes,
         nproc_per_node=job.num_ranks,
         run_id=job.run_id,
-        rdzv_backend="c10d",
+        rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=f"{job.store.host}:{job.store.port}",
-        rdzv_configs={"is_host": False, "timeout": job.start_timeout_s},
+        rdzv_configs={"rank": job.node_index, "timeout": job.start_timeout_s},
         max_restarts=0,
         monitor_interval=0.1,
         start_method="forkserver",

@@ -154,6 +154,7 @@ class Supervisor:
             run_id=f"{self._run_dir.name}-{spec.attempt}",
             store=self.store,
             num_nodes=len(spec.nodes),
+            node_index=spec.nodes.index(node),
             num_ranks=node.num_ranks,
             entrypoint=self._entrypoint,
             argument=f"{node.first_rank}:{spec.argument}",
@@ -238,8 +239,11 @@ class _Attempt:
         if stop.num_received >= 2:
             kill_all(list(self._ranks.values()), _KILL_TIMEOUT_S)
         elif stop.signal_number and len(self._ranks) > self._forwarded:
+            # Ranks ignore SIGINT: a terminal sends it to them as well, and to each on its own.
+            is_interrupt = stop.signal_number == signal.SIGINT
+            number = signal.SIGTERM if is_interrupt else signal.Signals(stop.signal_number)
             for rank in self._ranks.values():
-                rank.send(signal.Signals(stop.signal_number))
+                rank.send(number)
             self._forwarded = len(self._ranks)
 
     def _update_status(self) -> None:

@@ -162,7 +162,7 @@ class HeteroFSDPStrategy(ParallelStrategy):
         module = self.lightning_module
         assert module is not None
         self._began_s = time.perf_counter()
-        if self.pacer is not None:
+        if self.pacer is not None and not self.pacer.is_open:
             self.pacer.open()
         seed_step(self._seed, module.trainer.global_step, self.global_rank)
         for optimizer in self.optimizers:
@@ -209,6 +209,8 @@ class HeteroFSDPStrategy(ParallelStrategy):
             **notes,
         )
         reports = tuple(self.exchange.reports(report))
+        if self.pacer is not None:
+            self.pacer.open()
         norm = sum(item.squared_norm for item in reports) ** 0.5
         return StepResult(
             loss=sum(item.loss for item in reports),

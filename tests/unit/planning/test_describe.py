@@ -18,7 +18,7 @@ rank  node    device     samples  micro-batches  compute s  memory GiB  budget G
 step time:           0.7372 s; 86.82 samples/s
 equal split on all:  1.28 s; this plan is 1.74 x as fast
 best single type:    1.026 s; this plan is 1.39 x as fast
-on declared devices: 0.002754 s predicted
+on declared devices: 0.002687 s predicted
 
 Reasons
 - EMULATED: CPU processes stand in for the declared devices; 1 s there is 1000 s here

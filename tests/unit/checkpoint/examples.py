@@ -1,0 +1,118 @@
+"""A small model in training, and savers for a single process."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from hetero_fw.checkpoint import CheckpointSaver, SaveOutcome, flatten_training_state
+
+PREFIX = "hetero_ckpt"
+WAIT_S = 30.0
+
+Events = list[tuple[str, int, dict[str, Any]]]
+
+
+class Model(nn.Module):
+    """Odd sizes, a scalar-sized parameter, a buffer that counts, one that masks with -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.last = nn.Linear(7, 3)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.tanh(self.norm(self.first(x)))) * self.scale
+        return y
+
+
+def make_optimizer(kind: str, module: nn.Module) -> Optimizer:
+    if kind == "sgd":
+        return SGD(module.parameters(), lr=0.1, momentum=0.9)
+    return AdamW(module.parameters(), lr=0.01, amsgrad=kind == "amsgrad")
+
+
+def train(module: nn.Module, optimizer: Optimizer, first_step: int, last_step: int) -> None:
+    """Steps whose data depend on the step number alone."""
+    for step in range(first_step, last_step):
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        module(torch.randn(6, 5, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def trained(seed: int = 0, kind: str = "adamw") -> tuple[Model, Optimizer]:
+    torch.manual_seed(seed)
+    module = Model()
+    optimizer = make_optimizer(kind, module)
+    train(module, optimizer, 0, 3)
+    return module, optimizer
+
+
+def make_saver(root: Path, events: Events | None = None, **options: Any) -> CheckpointSaver:
+    def on_event(event: str, step: int, fields: dict[str, Any]) -> None:
+        if events is not None:
+            events.append((event, step, fields))
+
+    settings: dict[str, Any] = {
+        "attempt": 1,
+        "is_async": True,
+        "plan_fingerprint": "plan",
+        "timeout_s": WAIT_S,
+        **options,
+    }
+    return CheckpointSaver(
+        root=root,
+        prefix=PREFIX,
+        rank=0,
+        world_size=1,
+        store=None,
+        process_group=None,
+        on_event=on_event,
+        **settings,
+    )
+
+
+def save(saver: CheckpointSaver, step: int, tensors: dict[str, torch.Tensor]) -> SaveOutcome:
+    """Save and wait for the outcome."""
+    handle = saver.save(step, tensors, {"step": step}, reason="test")
+    assert handle.wait(WAIT_S)
+    assert handle.outcome is not None
+    return handle.outcome
+
+
+def weights(step: int, size: int = 1000) -> dict[str, torch.Tensor]:
+    """Tensors whose every value tells the step."""
+    return {
+        "model.weight": torch.full((size, 3), float(step)),
+        "model.count": torch.tensor(step),
+        "model.flags": torch.ones(5, dtype=torch.bool),
+        "optim.weight.exp_avg": torch.full((size, 3), -float(step), dtype=torch.bfloat16),
+    }
+
+
+def fill(root: Path, steps: list[int], size: int = 1000) -> None:
+    """Commit a checkpoint for each step."""
+    saver = make_saver(root)
+    for step in steps:
+        assert save(saver, step, weights(step, size)).ok
+
+
+def content_digest(module: nn.Module, optimizer: Optimizer) -> str:
+    """Hash of every tensor of the training state, bit for bit."""
+    tensors, _ = flatten_training_state(module, optimizer)
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        digest.update(f"{name} {full.dtype} {tuple(full.shape)}".encode())
+        digest.update(full.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetero_fw.checkpoint import (
+    checkpoint_path,
+    find_restorable,
+    list_checkpoints,
+    load_checkpoint,
+    prune,
+    verify_checkpoint,
+)
+from hetero_fw.errors import CheckpointError
+from tests.unit.checkpoint.examples import PREFIX, fill, weights
+
+STEPS = [10, 20, 30]
+SHARD = "shard-00000.bin"
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("originals")
+    fill(root, STEPS, size=4000)
+    return root
+
+
+@pytest.fixture
+def root(originals: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(originals, tmp_path / "checkpoints"))
+
+
+def newest(root: Path) -> Path:
+    return checkpoint_path(root, PREFIX, 30)
+
+
+def overwrite(path: Path, position: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(content)
+
+
+def flip_bit(path: Path, position: int, bit: int = 0) -> None:
+    byte = path.read_bytes()[position]
+    overwrite(path, position, bytes([byte ^ (1 << bit)]))
+
+
+def flip_in_shard(root: Path) -> str:
+    flip_bit(newest(root) / SHARD, 1234)
+    return SHARD
+
+
+def truncate_shard(root: Path) -> str:
+    path = newest(root) / SHARD
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    return SHARD
+
+
+def lengthen_shard(root: Path) -> str:
+    with (newest(root) / SHARD).open("ab") as file:
+        file.write(b"x")
+    return SHARD
+
+
+def zero_a_page(root: Path) -> str:
+    overwrite(newest(root) / SHARD, 4096, bytes(4096))
+    return SHARD
+
+
+def swap_shard(root: Path) -> str:
+    shutil.copy(checkpoint_path(root, PREFIX, 20) / SHARD, newest(root) / SHARD)
+    return SHARD
+
+
+def remove_shard(root: Path) -> str:
+    (newest(root) / SHARD).unlink()
+    return SHARD
+
+
+def stale_manifest(root: Path) -> str:
+    shutil.copy(checkpoint_path(root, PREFIX, 20) / "manifest.json", newest(root))
+    return "manifest"
+
+
+def torn_manifest(root: Path) -> str:
+    path = newest(root) / "manifest.json"
+    path.write_text(path.read_text()[:-40])
+    return "manifest.json"
+
+
+def flip_in_manifest(root: Path) -> str:
+    path = newest(root) / "manifest.json"
+    flip_bit(path, path.read_text().index('"step": ') + 8)
+    return "manifest.json"
+
+
+def remove_manifest(root: Path) -> str:
+    (newest(root) / "manifest.json").unlink()
+    return "manifest.json"
+
+
+DAMAGES: list[Callable[[Path], str]] = [
+    flip_in_shard,
+    truncate_shard,
+    lengthen_shard,
+    zero_a_page,
+    swap_shard,
+    remove_shard,
+    stale_manifest,
+    torn_manifest,
+    flip_in_manifest,
+    remove_manifest,
+]
+
+
+def restorable(root: Path) -> tuple[int | None, list[tuple[Path, str]]]:
+    rejected: list[tuple[Path, str]] = []
+    info = find_restorable(root, PREFIX, lambda path, reason: rejected.append((path, reason)))
+    return (None if info is None else info.step), rejected
+
+
+def test_lists_newest_first(root: Path) -> None:
+    infos = list_checkpoints(root, PREFIX)
+    assert [info.step for info in infos] == [30, 20, 10]
+    assert infos[0].path == newest(root)
+    assert infos[0].size_bytes > 0
+    assert list_checkpoints(root, "other") == ()
+    assert list_checkpoints(root / "absent", PREFIX) == ()
+
+
+def test_only_published_ones_are_listed(root: Path) -> None:
+    newest(root).rename(root / f"{newest(root).name}.tmp-1-ab")
+    (root / "hetero_ckpt-step-00000040").write_text("a file")
+    (root / "hetero_ckpt-step-00000050").mkdir()
+    assert [info.step for info in list_checkpoints(root, PREFIX)] == [20, 10]
+
+
+def test_the_newest_intact_one_is_restorable(root: Path) -> None:
+    assert restorable(root) == (30, [])
+    assert restorable(root / "absent") == (None, [])
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_rejected_by_file_name_and_the_one_before_is_used(
+    root: Path, damage: Callable[[Path], str]
+) -> None:
+    file_name = damage(root)
+    step, rejected = restorable(root)
+    assert step == 20
+    assert [path for path, _ in rejected] == [newest(root)]
+    assert file_name in rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip_in_shard, truncate_shard, zero_a_page, swap_shard, remove_shard, torn_manifest],
+    ids=lambda damage: damage.__name__,
+)
+def test_damaged_bytes_do_not_load_even_without_verifying_first(
+    root: Path, damage: Callable[[Path], str]
+) -> None:
+    file_name = damage(root)
+    with pytest.raises(CheckpointError, match=file_name):
+        load_checkpoint(newest(root), weights(0, size=4000))
+
+
+def test_every_one_damaged_leaves_nothing_to_restore(root: Path) -> None:
+    for step in STEPS:
+        flip_bit(checkpoint_path(root, PREFIX, step) / SHARD, 7)
+    step_found, rejected = restorable(root)
+    assert step_found is None
+    assert len(rejected) == 3
+
+
+def test_a_hundred_random_corruptions_and_no_silent_load(root: Path, originals: Path) -> None:
+    generator = random.Random(5)
+    size = (newest(root) / SHARD).stat().st_size
+    for _ in range(100):
+        shutil.rmtree(newest(root))
+        shutil.copytree(newest(originals), newest(root))
+        shard = newest(root) / SHARD
+        kind = generator.choice(["flip", "zero", "cut"])
+        if kind == "flip":
+            flip_bit(shard, generator.randrange(size), generator.randrange(8))
+        elif kind == "zero":
+            overwrite(shard, generator.randrange(size - 64) // 64 * 64, b"\xff" * 64)
+        else:
+            with shard.open("r+b") as file:
+                file.truncate(generator.randrange(size))
+        with pytest.raises(CheckpointError, match=SHARD):
+            verify_checkpoint(newest(root))
+        tensors = weights(0, size=4000)
+        try:
+            load_checkpoint(newest(root), tensors)
+        except CheckpointError:
+            continue
+        # The damage hit the padding between two chunks: every tensor is as it was saved.
+        assert all(torch.equal(tensors[fqn], t) for fqn, t in weights(30, size=4000).items())
+
+
+def test_prune_keeps_the_newest(root: Path) -> None:
+    report = prune(root, PREFIX, keep_latest_k=2)
+    assert [path.name for path in report.deleted] == ["hetero_ckpt-step-00000010"]
+    assert report.verified_steps == {20, 30}
+    assert sorted(path.name[-2:] for path in root.iterdir()) == ["20", "30"]
+
+
+def test_prune_never_deletes_what_may_be_needed(root: Path) -> None:
+    flip_in_shard(root)
+    assert prune(root, PREFIX, keep_latest_k=2).deleted == ()
+    assert restorable(root)[0] == 20
+
+
+def test_prune_reads_nothing_when_nothing_can_go(root: Path) -> None:
+    report = prune(root, PREFIX, keep_latest_k=3)
+    assert report.deleted == ()
+    assert report.verified_steps == frozenset()
+
+
+def test_prune_trusts_what_was_verified_before(root: Path) -> None:
+    report = prune(root, PREFIX, keep_latest_k=2, verified_steps=[20, 30])
+    assert report.verified_steps == {20, 30}
+    assert len(report.deleted) == 1

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero_fw.checkpoint import ChunkEntry, FileEntry, Manifest, TensorEntry
+from hetero_fw.errors import CheckpointError
+
+
+def chunk(**changes: object) -> ChunkEntry:
+    base = ChunkEntry(
+        offsets=(0, 0), sizes=(2, 3), file="shard-00000.bin", byte_offset=0, length=24, xxh3_128="c"
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def manifest(**changes: object) -> Manifest:
+    base = Manifest(
+        step=500,
+        attempt=2,
+        plan_fingerprint="abc",
+        world_size=1,
+        created_time_s=1.5,
+        reason="interval",
+        is_finite=True,
+        files=(FileEntry(name="shard-00000.bin", size=24, xxh3_128="f"),),
+        tensors={"model.w": TensorEntry(size=(2, 3), dtype="float32", chunks=(chunk(),))},
+        state={"lr": 1e-3, "best": float("inf"), "names": ["a", "ü"], "none": None},
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def with_chunk(**changes: object) -> Manifest:
+    tensor = TensorEntry(size=(2, 3), dtype="float32", chunks=(chunk(**changes),))
+    return manifest(tensors={"model.w": tensor})
+
+
+def test_round_trip() -> None:
+    assert Manifest.from_json(manifest().to_json()) == manifest()
+    assert manifest().size_bytes == 24
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_no_changed_character_passes_for_the_original(data: st.DataObject) -> None:
+    text = manifest().to_json()
+    position = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters(codec="ascii").filter(lambda c: c != text[position]))
+    try:
+        read = Manifest.from_json(text[:position] + other + text[position + 1 :])
+    except CheckpointError:
+        return
+    assert read == manifest()  # white space, or another spelling of the same value
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_truncated_manifest_is_accepted(length: int) -> None:
+    text = manifest().to_json()
+    with pytest.raises(CheckpointError):
+        Manifest.from_json(text[: length % len(text)])
+
+
+def test_a_later_writer_may_add_facts() -> None:
+    payload = json.loads(manifest().to_json())
+    del payload["xxh3_128"]
+    payload["replicas"] = {"shard-00000.bin": ["node-1"]}
+    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+    payload["xxh3_128"] = xxhash.xxh3_128_hexdigest(canonical)
+    assert Manifest.from_json(json.dumps(payload)) == manifest()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format": "x"}', "[" * 100_000])
+def test_what_is_no_manifest_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError):
+        Manifest.from_json(text)
+
+
+def test_another_version_is_refused_by_name() -> None:
+    text = manifest(version=2).to_json()
+    with pytest.raises(CheckpointError, match="version 2"):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "manifest.json"])
+def test_a_file_outside_the_directory_is_refused(name: str) -> None:
+    text = manifest(files=(FileEntry(name=name, size=24, xxh3_128="f"),)).to_json()
+    with pytest.raises(CheckpointError, match="not a name of a shard file"):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length": 20},
+        {"byte_offset": 8},
+        {"byte_offset": -4},
+        {"file": "shard-00001.bin"},
+        {"offsets": (1, 0)},
+        {"offsets": (0,)},
+    ],
+)
+def test_a_chunk_outside_its_tensor_or_file_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.w"):
+        Manifest.from_json(with_chunk(**changes).to_json())
+
+
+def test_a_tensor_with_a_hole_is_refused() -> None:
+    tensors = {"model.w": TensorEntry(size=(3, 3), dtype="float32", chunks=(chunk(),))}
+    with pytest.raises(CheckpointError, match=r"chunks of tensor model\.w do not cover"):
+        Manifest.from_json(manifest(tensors=tensors).to_json())
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    tensors = {"model.w": TensorEntry(size=(2, 3), dtype="load", chunks=(chunk(),))}
+    with pytest.raises(CheckpointError, match="unknown dtype 'load'"):
+        Manifest.from_json(manifest(tensors=tensors).to_json())

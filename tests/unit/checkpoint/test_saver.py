@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetero_fw.checkpoint import list_checkpoints, load_checkpoint, read_manifest, verify_checkpoint
+from hetero_fw.checkpoint import writer as writer_module
+from hetero_fw.errors import CheckpointError
+from tests.unit.checkpoint.examples import PREFIX, WAIT_S, Events, make_saver, save, weights
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_save_is_published_and_reads_back(tmp_path: Path) -> None:
+    events: Events = []
+    saver = make_saver(tmp_path, events)
+    outcome = save(saver, 500, weights(500))
+    assert outcome.ok
+    assert outcome.path == tmp_path / "hetero_ckpt-step-00000500"
+    assert names(tmp_path) == ["hetero_ckpt-step-00000500"]
+    assert names(outcome.path) == ["manifest.json", "shard-00000.bin"]
+    verify_checkpoint(outcome.path)
+    loaded = {fqn: torch.zeros_like(tensor) for fqn, tensor in weights(500).items()}
+    assert load_checkpoint(outcome.path, loaded) == {"step": 500}
+    assert all(torch.equal(loaded[fqn], tensor) for fqn, tensor in weights(500).items())
+
+
+def test_manifest_and_outcome_agree(tmp_path: Path) -> None:
+    outcome = save(make_saver(tmp_path, attempt=4), 7, weights(7))
+    assert outcome.path is not None
+    manifest = read_manifest(outcome.path)
+    assert (manifest.step, manifest.attempt, manifest.world_size) == (7, 4, 1)
+    assert (manifest.plan_fingerprint, manifest.reason) == ("plan", "test")
+    assert manifest.is_finite
+    assert manifest.size_bytes == outcome.size_bytes
+    assert manifest.size_bytes == (outcome.path / "shard-00000.bin").stat().st_size
+    assert outcome.stall_s > 0
+    assert outcome.persist_s > 0
+
+
+def test_events_in_order_with_their_fields(tmp_path: Path) -> None:
+    events: Events = []
+    outcome = save(make_saver(tmp_path, events), 3, weights(3))
+    assert [(event, step) for event, step, _ in events] == [
+        ("checkpoint_started", 3),
+        ("checkpoint_staged", 3),
+        ("checkpoint_committed", 3),
+    ]
+    committed = events[-1][2]
+    assert committed["path"] == str(outcome.path)
+    assert committed["bytes"] == outcome.size_bytes
+    assert committed["reason"] == "test"
+    assert committed["stall_s"] == outcome.stall_s
+
+
+def test_outcomes_are_polled_once(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path)
+    save(saver, 1, weights(1))
+    save(saver, 2, weights(2))
+    assert [outcome.step for outcome in saver.poll()] == [1, 2]
+    assert saver.poll() == []
+
+
+def test_a_blocking_save_is_over_when_it_returns(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path, is_async=False)
+    handle = saver.save(1, weights(1), {}, reason="test")
+    assert handle.outcome is not None
+    assert handle.outcome.ok
+    assert handle.outcome.stall_s >= handle.outcome.persist_s
+    assert not saver.is_busy()
+
+
+class HeldWriter:
+    """Lets a save stage, and holds its writing until `release`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._gate = threading.Event()
+        real = writer_module.write_own_shard
+
+        def held(*args: object) -> object:
+            assert self._gate.wait(WAIT_S)
+            return real(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(writer_module, "write_own_shard", held)
+
+    def release(self) -> None:
+        self._gate.set()
+
+
+def test_changing_weights_after_save_does_not_change_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldWriter(monkeypatch)
+    saver = make_saver(tmp_path)
+    tensors = weights(1)
+    handle = saver.save(1, tensors, {}, reason="test")
+    assert saver.is_busy()
+    for tensor in tensors.values():
+        tensor.fill_(99)
+    held.release()
+    assert saver.wait(WAIT_S)
+    assert handle.outcome is not None
+    assert handle.outcome.path is not None
+    loaded = weights(0)
+    load_checkpoint(handle.outcome.path, loaded)
+    assert torch.equal(loaded["model.weight"], weights(1)["model.weight"])
+
+
+def test_a_save_waits_for_the_one_before_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldWriter(monkeypatch)
+    events: Events = []
+    saver = make_saver(tmp_path, events)
+    saver.save(1, weights(1), {}, reason="test")
+    threading.Timer(0.2, held.release).start()
+    outcome = save(saver, 2, weights(2))
+    assert outcome.ok
+    assert outcome.postponed_s >= 0.1
+    assert outcome.stall_s < outcome.postponed_s
+    staged = [fields for event, step, fields in events if (event, step) == ("checkpoint_staged", 2)]
+    assert staged[0]["postponed_s"] == outcome.postponed_s
+    assert [outcome.step for outcome in saver.poll()] == [1, 2]
+    for step in (1, 2):
+        loaded = weights(0)
+        load_checkpoint(tmp_path / f"hetero_ckpt-step-{step:08d}", loaded)
+        assert torch.equal(loaded["model.weight"], weights(step)["model.weight"])
+
+
+def test_a_save_that_would_overlap_for_too_long_fails_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldWriter(monkeypatch)
+    saver = make_saver(tmp_path, timeout_s=0.3)
+    first = saver.save(1, weights(1), {}, reason="test")
+    second = saver.save(2, weights(2), {}, reason="test")
+    assert second.wait(WAIT_S)
+    assert second.outcome is not None
+    assert not second.outcome.ok
+    assert "steps [1] are still being saved" in second.outcome.reason
+    held.release()
+    assert first.wait(WAIT_S)
+    assert save(saver, 3, weights(3)).ok
+
+
+def test_close_gives_up_what_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldWriter(monkeypatch)
+    monkeypatch.setattr("hetero_fw.checkpoint.saver.CLOSE_GRACE_S", 0.1)
+    saver = make_saver(tmp_path)
+    saver.save(1, weights(1), {}, reason="test")
+    assert not saver.close(0.1)
+    held.release()
+    assert saver.wait(WAIT_S)
+    assert saver.close(WAIT_S)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("fqn", ["model.weight", "optim.weight.exp_avg"])
+def test_values_that_are_not_finite_are_never_published(
+    tmp_path: Path, value: float, fqn: str
+) -> None:
+    events: Events = []
+    saver = make_saver(tmp_path, events)
+    bad = weights(1)
+    bad[fqn].view(-1)[-1] = value
+    outcome = save(saver, 1, bad)
+    assert not outcome.ok
+    assert f"{fqn} is not finite" in outcome.reason
+    assert events[-1][0] == "checkpoint_failed"
+    assert names(tmp_path) == []
+    assert save(saver, 1, weights(1)).ok
+
+
+def test_infinities_in_a_buffer_can_be_allowed_but_not_nan(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path)
+    masked = {"model.mask": torch.tensor([0.0, float("-inf")])}
+    handle = saver.save(1, masked, {}, reason="test", may_be_infinite={"model.mask"})
+    assert handle.wait(WAIT_S)
+    assert handle.outcome is not None
+    assert handle.outcome.ok
+    masked["model.mask"][0] = float("nan")
+    handle = saver.save(2, masked, {}, reason="test", may_be_infinite={"model.mask"})
+    assert handle.wait(WAIT_S)
+    assert handle.outcome is not None
+    assert not handle.outcome.ok
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float16, torch.float64, torch.complex64, torch.int16]
+)
+def test_every_kind_of_number_keeps_its_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.linspace(-4, 4, 24).to(dtype).reshape(4, 6).t()  # not contiguous
+    outcome = save(make_saver(tmp_path), 1, {"model.x": tensor, "model.empty": torch.empty(0, 3)})
+    assert outcome.path is not None, outcome.reason
+    loaded = {"model.x": torch.zeros(6, 4, dtype=dtype), "model.empty": torch.empty(0, 3)}
+    load_checkpoint(outcome.path, loaded)
+    expected = tensor.contiguous().view(torch.uint8)
+    assert torch.equal(loaded["model.x"].contiguous().view(torch.uint8), expected)
+
+
+def test_an_infinite_eight_bit_value_is_found(tmp_path: Path) -> None:
+    tensor = torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)
+    assert not save(make_saver(tmp_path), 1, {"model.x": tensor}).ok
+
+
+def test_state_that_is_no_json_fails_the_save_not_the_training(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path)
+    handle = saver.save(1, weights(1), {"best": torch.tensor(1.0)}, reason="test")
+    assert handle.wait(WAIT_S)
+    assert handle.outcome is not None
+    assert not handle.outcome.ok
+    assert "JSON" in handle.outcome.reason
+
+
+def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
+    outcome = save(make_saver(tmp_path), 1, {"model.x": 3})  # type: ignore[dict-item]
+    assert not outcome.ok
+    assert "not tensors: model.x" in outcome.reason
+
+
+def test_the_state_is_that_of_the_moment_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldWriter(monkeypatch)
+    saver = make_saver(tmp_path)
+    state = {"position": [1, 2]}
+    handle = saver.save(1, weights(1), state, reason="test")
+    state["position"].append(3)
+    held.release()
+    assert handle.wait(WAIT_S)
+    assert read_manifest(tmp_path / "hetero_ckpt-step-00000001").state == {"position": [1, 2]}
+
+
+def test_storage_that_is_gone_fails_the_save_and_the_next_one_works(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    saver = make_saver(root)
+    assert save(saver, 1, weights(1)).ok
+    shutil.move(root, tmp_path / "away")
+    root.write_text("in the way")
+    outcome = save(saver, 2, weights(2))
+    assert not outcome.ok
+    assert str(root) in outcome.reason
+    root.unlink()
+    shutil.move(tmp_path / "away", root)
+    assert save(saver, 2, weights(2)).ok
+    assert [info.step for info in list_checkpoints(root, PREFIX)] == [2, 1]
+
+
+def test_a_root_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot keep checkpoints in"):
+        make_saver(tmp_path / "file" / "checkpoints")
+
+
+def test_a_failed_publish_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = make_saver(tmp_path)
+    assert save(saver, 1, weights(1)).ok
+    real = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if os.fstat(descriptor).st_ino == tmp_path.stat().st_ino:
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", failing)
+        assert not save(saver, 1, weights(2)).ok
+        assert not save(saver, 2, weights(2)).ok
+    assert names(tmp_path) == ["hetero_ckpt-step-00000001"]
+    loaded = weights(0)
+    load_checkpoint(tmp_path / "hetero_ckpt-step-00000001", loaded)
+    assert torch.equal(loaded["model.weight"], weights(1)["model.weight"])
+
+
+def test_a_log_that_fails_loses_no_checkpoint(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path, events=())  # type: ignore[arg-type]  # refuses append
+    assert save(saver, 1, weights(1)).ok
+
+
+def test_a_new_structure_is_planned_anew(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path)
+    assert save(saver, 1, weights(1)).ok
+    assert save(saver, 2, {**weights(2), "model.more": torch.ones(9)}).ok
+    assert save(saver, 3, weights(3, size=4)).ok
+    for info in list_checkpoints(tmp_path, PREFIX):
+        verify_checkpoint(info)
+
+
+def test_old_checkpoints_are_pruned_after_the_commit(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path, keep_latest_k=2)
+    for step in range(1, 6):
+        assert save(saver, step, weights(step)).ok
+    assert names(tmp_path) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
+
+
+def test_leftovers_of_dead_attempts_are_removed_at_the_start(tmp_path: Path) -> None:
+    save(make_saver(tmp_path), 1, weights(1))
+    (tmp_path / "hetero_ckpt-step-00000002.tmp-1-abcd").mkdir()
+    make_saver(tmp_path, attempt=2)
+    assert names(tmp_path) == ["hetero_ckpt-step-00000001"]
+
+
+def test_staging_reuses_its_buffer(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path)
+    addresses = set()
+    for step in range(3):
+        save(saver, step, weights(step))
+        addresses.add(saver._staging._buffer.data_ptr())
+    assert len(addresses) == 1
