@@ -67,9 +67,7 @@ def build_train_data(
     return build_train_loader(
         make(cfg.data.train),
         seed=cfg.seed,
-        part=RankPart(
-            shares=plan.shares, rank=rank, microbatches=plan.ranks[rank].microbatches
-        ),
+        part=RankPart(shares=plan.shares, rank=rank, microbatches=plan.ranks[rank].microbatches),
         start_step=start_step,
         max_steps=cfg.trainer.max_steps,
         num_workers=cfg.data.num_workers,

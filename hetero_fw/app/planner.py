@@ -131,4 +131,3 @@ def plan_for(cfg: DictConfig, *, host_flops_per_s: float | None = None) -> Paral
         dilation=None if emulation.dilation == "auto" else float(emulation.dilation),
         headroom=emulation.headroom,
     )
-

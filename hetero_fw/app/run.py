@@ -189,6 +189,7 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
         entrypoint=run_rank,
         preload=_preload(cfg),
         stop=stop,
+        announce=_announce,
     )
     outcome = supervisor.run(_preparer(run_dir, plan, supervisor.store))
     _finish(cfg, run_dir, plan, outcome)
@@ -268,7 +269,13 @@ def _num_threads(plan: ParallelPlan) -> int:
     return max(1, num_cores // plan.world_size)
 
 
-def _finish(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, outcome: RunOutcome) -> None:
+def _announce(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _finish(
+    cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, outcome: RunOutcome
+) -> None:
     with EventLog(run_dir.events_path, outcome.attempt) as events:
         events.write(
             EventName.RUN_END, step=outcome.step, status=outcome.status.value, reason=outcome.reason
@@ -286,9 +293,6 @@ def _finish(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, outcome:
     # The status comes last: whoever waits for DONE finds everything in place.
     if cfg.monitor.report:
         write_report(run_dir)
-    write_status(
-        run_dir.status_path, outcome.status, outcome.step, outcome.attempt, outcome.reason
-    )
+    write_status(run_dir.status_path, outcome.status, outcome.step, outcome.attempt, outcome.reason)
     print(f"{outcome.status.value} after step {outcome.step}. {outcome.reason}".rstrip())
     print(f"summary {run_dir.summary_path}", flush=True)
-

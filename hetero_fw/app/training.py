@@ -279,10 +279,8 @@ def _set_step(trainer: pl.Trainer, step: int) -> None:
     loop = trainer.fit_loop.epoch_loop
     loop.automatic_optimization.optim_progress.optimizer.step.total.ready = step
     loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
-    loop.batch_progress.total.ready = step
-    loop.batch_progress.total.started = step
-    loop.batch_progress.total.processed = step
-    loop.batch_progress.total.completed = step
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(loop.batch_progress.total, name, step)
     loop._batches_that_stepped = step
 
 
@@ -306,6 +304,4 @@ class _Restore(Callback):
         )
         restore_state(trainer, state)
         if self._context.rank == 0:
-            self._context.events.write(
-                EventName.RESTORED, step=self._step, source=str(self._path)
-            )
+            self._context.events.write(EventName.RESTORED, step=self._step, source=str(self._path))

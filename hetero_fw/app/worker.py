@@ -55,7 +55,7 @@ def run_rank(argument: str) -> None:
     plan = ParallelPlan.from_dict(json.loads(run_dir.attempt_plan_path(job.attempt).read_text()))
     try:
         files.finish(rank, _run(job, run_dir, files, plan, rank, stop))
-    except BaseException as error:  # the process boundary: whatever it was is reported and fatal
+    except BaseException as error:  # noqa: BLE001  # the process boundary: reported and fatal
         now_s = time.time()
         node = plan.ranks[rank].node
         write_failure(files.folder, error, rank=rank, node=node, time_s=now_s)
@@ -153,4 +153,3 @@ def _quieten() -> None:
     # Without trainer.val_interval_steps the run is not meant to validate.
     warnings.filterwarnings("ignore", message=".*have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-

@@ -61,7 +61,7 @@ class AdaptiveCheckpoint(Callback):
         max_steps: the step it ends with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # facts of the run, none of which has a default
         self,
         *,
         source: StepSource,

@@ -15,7 +15,9 @@ class SaveOutcome:
         ok: the checkpoint is published; `path` is where, None otherwise.
         reason: why it was made, or why it failed.
         stall_s: how long training stood still for it; for a committed asynchronous save the
-            longest of all ranks, the same on every rank. Without `postponed_s`.
+            longest of all ranks, the same on every rank. What every save costs: without
+            `setup_s` and `postponed_s`, which came on top on this rank.
+        setup_s: planning and getting memory, in the first save of a structure.
         postponed_s: how long `save` waited on this rank for the save before.
         persist_s: from the end of staging to the verdict.
         size_bytes: bytes of all shards; 0 if it failed.
@@ -26,6 +28,7 @@ class SaveOutcome:
     reason: str
     stall_s: float
     persist_s: float
+    setup_s: float = 0.0
     postponed_s: float = 0.0
     size_bytes: int = 0
     path: Path | None = None

@@ -138,6 +138,7 @@ class CheckpointSaver:
             self._writer.emit(EventName.CHECKPOINT_STARTED, step, reason=reason)
         try:
             layout = self._layout_for(tensors)
+            setup_s = time.monotonic() - started_at_s
         except Exception as error:  # noqa: BLE001  # a failed save never ends training
             self._fail_planning(handle, f"cannot plan the save: {error}", started_at_s)
             return handle
@@ -148,6 +149,7 @@ class CheckpointSaver:
             layout=layout,
             may_be_infinite=frozenset(may_be_infinite),
             started_at_s=started_at_s,
+            setup_s=setup_s,
         )
         self._stage(job, tensors, state)
         self._start(job)
@@ -212,6 +214,9 @@ class CheckpointSaver:
             if self._rank == 0:
                 job.spec.state.update(json.loads(json.dumps(state)))
             job.postponed_s = self._wait_for_previous()
+            prepare_at_s = time.monotonic()
+            self._staging.prepare(job.layout.own, tensors)
+            job.setup_s += time.monotonic() - prepare_at_s
             self._staging.stage(job.layout.own, job.layout.planner, tensors)
         except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
             job.error = f"cannot stage: {error}"
@@ -221,6 +226,7 @@ class CheckpointSaver:
                 EventName.CHECKPOINT_STAGED,
                 job.spec.step,
                 stall_s=job.stall_s,
+                setup_s=job.setup_s,
                 postponed_s=job.postponed_s,
                 bytes=job.layout.own.size,
             )

@@ -37,8 +37,8 @@ class StagingBuffer:
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
         """Copy this rank's chunks of `tensors`. Blocks until the copies are complete."""
-        is_cuda = any(tensor.is_cuda for tensor in tensors.values())
-        self._prepare(layout, pin_memory=is_cuda)
+        self.prepare(layout, tensors)
+        is_cuda = self._buffer.is_pinned()
         planner.set_up_planner(dict(tensors))
         with torch.no_grad():
             for slot, view in zip(layout.slots, self._views, strict=True):
@@ -49,12 +49,16 @@ class StagingBuffer:
             torch.cuda.current_stream().synchronize()
         planner.set_up_planner({})  # keeps no tensor alive between saves
 
-    def _prepare(self, layout: ShardLayout, *, pin_memory: bool) -> None:
+    def prepare(self, layout: ShardLayout, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Get the memory for `layout`; nothing to do if the last save had the same."""
+        pin_memory = any(tensor.is_cuda for tensor in tensors.values())
         if layout is self._layout and self._buffer.is_pinned() == pin_memory:
             return
         self._views = ()
-        # Zeros: the gaps between chunks are written and hashed too.
-        self._buffer = torch.zeros(layout.size, dtype=torch.uint8, pin_memory=pin_memory)
+        self._buffer = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pin_memory)
+        # The gaps between chunks are written and hashed too. It also maps every page, which
+        # would otherwise be paid for by the first copy.
+        self._buffer.zero_()
         self._views = tuple(
             self._buffer[slot.byte_offset : slot.byte_offset + slot.length]
             .view(slot.dtype)

@@ -76,8 +76,10 @@ class VerdictBoard:
 
     def __init__(self, store: Store | None, *, rank: int, world_size: int) -> None:
         assert store is not None or world_size == 1, "several ranks need a store"
+        # Kept, because the process that serves a store stops serving when it is dropped.
+        self._original = store or HashStore()
         # A connection of its own: a TCPStore client serves one caller at a time.
-        self._store: Store = (store or HashStore()).clone()  # type: ignore[attr-defined]  # stub
+        self._store: Store = self._original.clone()  # type: ignore[attr-defined]  # stub
         self._rank = rank
         self._world_size = world_size
         self._cancelled = threading.Event()

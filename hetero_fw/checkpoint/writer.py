@@ -43,13 +43,14 @@ class SaveJob:
     may_be_infinite: frozenset[str]
     started_at_s: float
     staged_at_s: float = 0.0
+    setup_s: float = 0.0
     postponed_s: float = 0.0
     error: str | None = None
 
     @property
     def stall_s(self) -> float:
-        """How long this rank's training stood still, without the wait for an earlier save."""
-        return self.staged_at_s - self.started_at_s - self.postponed_s
+        """How long this rank's training stood still, as far as it recurs with every save."""
+        return self.staged_at_s - self.started_at_s - self.setup_s - self.postponed_s
 
 
 class SaveWriter:
@@ -101,7 +102,7 @@ class SaveWriter:
         finally:
             stall_s = verdict.stall_s if verdict.is_committed else job.stall_s
             if is_foreground:
-                stall_s = time.monotonic() - job.started_at_s - job.postponed_s
+                stall_s = time.monotonic() - job.staged_at_s + job.stall_s
             job.handle.finish(
                 SaveOutcome(
                     step=job.spec.step,
@@ -109,6 +110,7 @@ class SaveWriter:
                     reason=verdict.reason,
                     stall_s=stall_s,
                     persist_s=persist_s,
+                    setup_s=job.setup_s,
                     postponed_s=job.postponed_s,
                     size_bytes=verdict.size_bytes,
                     path=job.spec.final if verdict.is_committed else None,

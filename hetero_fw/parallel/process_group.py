@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+
 def choose_backend(device_types: set[str]) -> str:
     """NCCL where every rank has a CUDA device, gloo for CPU ranks and for a mix of both."""
     return "cpu:gloo,cuda:nccl" if device_types == {"cuda"} else "gloo"
@@ -20,9 +21,7 @@ def connect_ranks(
     queue behind a gradient, and a bound, so that no rank waits for ever.
     """
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timeout
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group

@@ -40,9 +40,9 @@ def apply_fsdp(module: nn.Module, *, mesh: DeviceMesh, zero_stage: int) -> nn.Mo
     for unit in shard_units(module):
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    for unit in fsdp_modules(module):
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
+    for sharded in fsdp_modules(module):
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
     return module
 
 

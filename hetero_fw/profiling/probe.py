@@ -24,8 +24,7 @@ def probe_cuda_devices() -> tuple[str, ...]:
         return ()
     try:
         handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index)
-            for index in range(pynvml.nvmlDeviceGetCount())
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
         names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
     finally:
@@ -69,19 +68,21 @@ def probe_local_groups() -> dict[str, dict[str, Any]]:
     }
 
 
-def probe_host_flops(*, size: int = 512, repeats: int = 7) -> float:
-    """Rate of fp32 matrix products that all cores of this machine can reach, in FLOP/s.
+def probe_host_flops(*, size: int = 64, batch: int = 400, rounds: int = 12) -> float:
+    """Rate of small fp32 matrix products that the cores of this machine reach, in FLOP/s.
 
-    Measured in processor time, best of a few short products, so that what else the machine does
-    at the moment does not count; some hundredths of a second in all.
+    Processor time, best of a few rounds: what else the machine does at the moment does not count.
+    The products are small on purpose: BLAS computes them in one thread, so that no time is spent
+    waiting for other threads, and their rate is close to what training of a small model reaches.
     """
     rng = np.random.default_rng(0)
-    left = rng.standard_normal((size, size), dtype=np.float32)
-    right = rng.standard_normal((size, size), dtype=np.float32)
-    np.matmul(left, right)
+    left = rng.standard_normal((batch, size, size), dtype=np.float32)
+    right = rng.standard_normal((batch, size, size), dtype=np.float32)
+    out = np.matmul(left, right)
     best = 0.0
-    for _ in range(repeats):
+    for _ in range(rounds):
         start_s = time.process_time()
-        np.matmul(left, right)
-        best = max(best, 2.0 * size**3 / max(1e-6, time.process_time() - start_s))
+        np.matmul(left, right, out=out)
+        seconds = max(1e-6, time.process_time() - start_s)
+        best = max(best, batch * 2.0 * size**3 / seconds)
     return best * len(os.sched_getaffinity(0))

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -86,7 +87,7 @@ def _share_fork_server() -> None:
     A process that came from a fork server holds its address, but `ensure_running` starts a
     second, empty server all the same, because it is not that server's parent (CPython 3.11).
     """
-    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_address is not None and server._forkserver_pid is None:
         server.ensure_running = multiprocessing.resource_tracker.ensure_running
     os.environ["TORCH_MP_PARALLEL_START"] = "0"

@@ -71,4 +71,4 @@ class AttemptFiles:
 def _write(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)
+    temporary.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ def write_failure(
     path = folder / f"failure-{rank}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(asdict(failure)))
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def read_failures(folder: Path) -> list[RankFailure]:

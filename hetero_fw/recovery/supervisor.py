@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +74,7 @@ class Supervisor:
         entrypoint: module-level function that every rank runs.
         preload: modules that the fork server imports once, so that a restart need not.
         stop: where stop signals are noted; they are passed on to every rank.
+        announce: shows a failure to people, once.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class Supervisor:
         entrypoint: Callable[[str], None],
         preload: Sequence[str],
         stop: StopRequest,
+        announce: Callable[[str], None],
     ) -> None:
+        self.announce = announce
         self._run_dir = run_dir
         self._config = config
         self._entrypoint = entrypoint
@@ -138,9 +140,7 @@ class Supervisor:
         reason = f"stopped by {name} after step {step}; the same command continues from there"
         return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=reason)
 
-    def _given_up(
-        self, failure: RankFailure, reason: str, step: int, attempt: int
-    ) -> RunOutcome:
+    def _given_up(self, failure: RankFailure, reason: str, step: int, attempt: int) -> RunOutcome:
         if self._stop.signal_number and failure.kind is FailureKind.PROCESS_KILLED:
             name = _signal_name(self._stop.signal_number)
             text = f"stopped by {name} before a last checkpoint was complete"
@@ -301,7 +301,8 @@ class _Attempt:
         return min(reports.values(), key=lambda failure: failure.time_s)
 
     def _agent_failure(self, node: NodeRanks) -> RankFailure:
-        detail = f"the agent of node {node.node} is gone (exit code {self._agents[node.node].exitcode})"
+        exitcode = self._agents[node.node].exitcode
+        detail = f"the agent of node {node.node} is gone (exit code {exitcode})"
         reports = self._files.failures()
         if reports:
             return reports[0]
@@ -329,10 +330,8 @@ class _Attempt:
 
     def _report(self, failure: RankFailure) -> None:
         """Log the cause and show it once: what the other ranks met follows from it."""
-        if failure.trace:
-            print(failure.trace, file=sys.stderr, end="")
         who = f"rank {failure.rank} on {failure.node}"
-        print(f"FAILURE {who}: {failure.detail}", file=sys.stderr, flush=True)
+        self._supervisor.announce(f"{failure.trace}FAILURE {who}: {failure.detail}")
         self._events.write(
             EventName.FAILURE_DETECTED,
             step=last_step(self._supervisor.run_dir.metrics_path),

@@ -129,7 +129,8 @@ class HeteroFSDPStrategy(ParallelStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         module = self.lightning_module
-        assert module is not None and self.accelerator is not None
+        assert module is not None
+        assert self.accelerator is not None
         self.accelerator.setup(trainer)
         module.to(self._device)
         if self.plan.world_size > 1:
@@ -291,5 +292,3 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 def _keep_gradients(*args: Any, **kwargs: Any) -> None:
     """Stands in for `LightningModule.optimizer_zero_grad`."""
-
-

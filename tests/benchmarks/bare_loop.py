@@ -6,9 +6,11 @@ a number after each step, with nothing around them.
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -84,3 +86,18 @@ def run_bare_loop(
         losses.append(loss.item())
         step_times_s.append(time.perf_counter() - begin_s)
     return BareRun(step_times_s=step_times_s, losses=losses)
+
+
+def main() -> None:
+    """Run the loop in a process of its own and print the `BareRun` as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("batch", type=int)
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(json.dumps(asdict(run_bare_loop(arguments.steps, arguments.batch))))
+
+
+if __name__ == "__main__":
+    main()

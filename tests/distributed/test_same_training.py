@@ -56,5 +56,4 @@ def test_losses_agree_with_one_device(
     assert len(found) == len(one_device) == STEPS
     assert one_device[-1] < one_device[0] - 0.5
     worst = max(abs(a - b) / abs(b) for a, b in zip(found, one_device, strict=True))
-    print(f"{cluster}: largest relative difference of the loss {worst:.1e}")
-    assert worst <= 1e-4
+    assert worst <= 1e-4, f"largest relative difference of the loss {worst:.1e}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import TrainRun
+from tests.conftest import REPOSITORY, TrainRun
 
 # Small enough for a second of training, large enough that every rank computes something.
 TINY = (
@@ -29,23 +32,16 @@ Start = Callable[..., TrainRun]
 
 
 @pytest.fixture(scope="module")
-def undisturbed_digest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def undisturbed_digest(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Digest of the weights after a run that nobody touched."""
-    import subprocess
-    import sys
-
-    from tests.conftest import REPOSITORY
-
     root = tmp_path_factory.mktemp("undisturbed")
     command = [sys.executable, str(REPOSITORY / "train.py"), f"paths.root={root}", "run_name=run"]
     done = subprocess.run([*command, *TINY], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    yield digest_of(root / "run")
+    return digest_of(root / "run")
 
 
 def digest_of(run_dir: Path) -> str:
-    import json
-
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "DONE"
     return str(summary["weights_digest"])
@@ -126,9 +122,7 @@ def test_killed_agent_is_replaced(start_train: Start, undisturbed_digest: str) -
     assert digest_of(run.run_dir) == undisturbed_digest
 
 
-def test_stopped_rank_is_found_by_its_silence(
-    start_train: Start, undisturbed_digest: str
-) -> None:
+def test_stopped_rank_is_found_by_its_silence(start_train: Start, undisturbed_digest: str) -> None:
     run = start_train(*TINY, "recovery.heartbeat_interval_s=1", "recovery.heartbeat_max_missed=3")
     run.wait_until(lambda: steps_done(run) >= 8)
     os.kill(rank_pid(run, 2), signal.SIGSTOP)

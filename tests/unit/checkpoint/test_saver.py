@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hetero_fw.checkpoint import list_checkpoints, load_checkpoint, read_manifest, verify_checkpoint
-from hetero_fw.checkpoint import writer as writer_module
+from hetero_fw.checkpoint.commit import write_own_shard
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import PREFIX, WAIT_S, Events, make_saver, save, weights
 
@@ -82,13 +82,12 @@ class HeldWriter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._gate = threading.Event()
-        real = writer_module.write_own_shard
 
         def held(*args: object) -> object:
             assert self._gate.wait(WAIT_S)
-            return real(*args)  # type: ignore[arg-type]
+            return write_own_shard(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(writer_module, "write_own_shard", held)
+        monkeypatch.setattr("hetero_fw.checkpoint.writer.write_own_shard", held)
 
     def release(self) -> None:
         self._gate.set()
