@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from hetero_fw.app.schema import Callbacks, keys_of
 from hetero_fw.data import RankPart, build_train_loader, build_val_loader
 from hetero_fw.errors import ConfigError
 from hetero_fw.planning import ParallelPlan
@@ -99,15 +100,17 @@ def build_loggers(cfg: DictConfig, rank: int) -> list[Logger]:
 
 def build_callbacks(cfg: DictConfig) -> list[Callback]:
     """The user's callbacks, on every rank."""
-    nodes = [node for node in (cfg.callbacks or {}).values() if node is not None]
-    return [make(node) for node in nodes]
+    built_in = keys_of(Callbacks)
+    nodes = [node for name, node in cfg.callbacks.items() if name not in built_in]
+    return [make(node) for node in nodes if node is not None]
 
 
 def interval_rule(cfg: DictConfig) -> IntervalRule:
     """The group `ckpt` as the policy takes it."""
+    prior_s = cfg.ckpt.prior_mtbf_s
     return IntervalRule(
         policy=IntervalPolicy(cfg.ckpt.policy),
         interval_steps=cfg.ckpt.interval_steps,
         first_save_step=cfg.ckpt.first_save_step,
-        prior_mtbf_s=cfg.ckpt.prior_mtbf_s,
+        prior_mtbf_s=dict(prior_s) if isinstance(prior_s, DictConfig) else prior_s,
     )

@@ -10,7 +10,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hetero_fw.app.plain import UNREADABLE
 from hetero_fw.app.problem import Problem
-from hetero_fw.app.schema import Component, Config, Key, Rule, keys_of
+from hetero_fw.app.schema import (
+    Component,
+    Config,
+    Key,
+    Rule,
+    entry_type,
+    keys_of,
+    section_of,
+)
 from hetero_fw.app.targets import argument_problems, target_problem
 from hetero_fw.errors import closest, did_you_mean
 
@@ -18,8 +26,12 @@ from hetero_fw.errors import closest, did_you_mean
 def check_section(values: Mapping[str, Any], section: type, path: str = "") -> Iterator[Problem]:
     """Yield one problem for each key of `values` that breaks the schema of `section`."""
     declared = keys_of(section)
+    entry = entry_type(section)
     for name, value in values.items():
-        if name not in declared:
+        if name not in declared and entry is not None:
+            item = Key(name=name, type=entry, rule=Rule(help="an entry"), is_required=False)
+            yield from _check_value(value, item, join(path, name))
+        elif name not in declared:
             yield unknown_key(join(path, name), declared)
         else:
             yield from _check_value(value, declared[name], join(path, name))
@@ -53,8 +65,9 @@ def all_paths(section: type = Config, path: str = "") -> tuple[str, ...]:
     paths: list[str] = []
     for key in keys_of(section).values():
         paths.append(join(path, key.name))
-        if is_dataclass(key.type):
-            paths.extend(all_paths(key.type, paths[-1]))  # type: ignore[arg-type]
+        inner = None if get_origin(key.type) is dict else section_of(key.type)
+        if inner is not None:
+            paths.extend(all_paths(inner, paths[-1]))
     return tuple(paths)
 
 

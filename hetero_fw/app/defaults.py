@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, open_dict
 
-from hetero_fw.app.schema import Config, keys_of
+from hetero_fw.app.schema import Config, keys_of, section_of
 
 Values = MutableMapping[Any, Any]
 
@@ -62,9 +62,11 @@ def _subsections(node: Values, name: str, annotation: Any) -> Iterator[tuple[Val
     value = node.get(name)
     if not isinstance(value, MutableMapping):
         return
-    if dataclasses.is_dataclass(annotation):
-        yield value, annotation  # type: ignore[misc]
-    elif get_origin(annotation) is dict and dataclasses.is_dataclass(get_args(annotation)[1]):
+    if get_origin(annotation) is not dict:
+        section = section_of(annotation)
+        if section is not None:
+            yield value, section
+    elif dataclasses.is_dataclass(get_args(annotation)[1]):
         for entry in value.values():
             if isinstance(entry, MutableMapping):
                 yield entry, get_args(annotation)[1]

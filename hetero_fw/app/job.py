@@ -15,12 +15,15 @@ class RankJob:
 
     Attributes:
         num_threads: CPU threads that this rank may use.
+        stop_signals: names of the signals that end training; `save_signals`: of those that save.
     """
 
     run_path: Path
     attempt: int
     store: StoreAddress
     num_threads: int
+    stop_signals: tuple[str, ...]
+    save_signals: tuple[str, ...]
 
     def to_text(self) -> str:
         return json.dumps({**asdict(self), "run_path": str(self.run_path)})
@@ -33,4 +36,6 @@ class RankJob:
             attempt=data["attempt"],
             store=StoreAddress(**data["store"]),
             num_threads=data["num_threads"],
+            stop_signals=tuple(data["stop_signals"]),
+            save_signals=tuple(data["save_signals"]),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin
 
 from hydra.core.config_loader import ConfigLoader
@@ -15,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hetero_fw.app.check import join, shown, unknown_key
 from hetero_fw.app.problem import Problem
-from hetero_fw.app.schema import Config, keys_of
+from hetero_fw.app.schema import Config, keys_of, section_of
 from hetero_fw.app.targets import accepted_arguments
 
 
@@ -130,15 +129,15 @@ def is_declared(key: str, config: DictConfig) -> bool:
     path = ""
     for name in key.split("."):
         path = join(path, name)
-        if is_dataclass(annotation):
-            declared = keys_of(annotation)  # type: ignore[arg-type]
-            if name not in declared:
+        if get_origin(annotation) is dict:
+            if not _exists(config, path):
                 return False
-            annotation = declared[name].type
-        elif get_origin(annotation) is dict and _exists(config, path):
             annotation = get_args(annotation)[1]
-        else:
+            continue
+        section = section_of(annotation)
+        if section is None or name not in keys_of(section):
             return False
+        annotation = keys_of(section)[name].type
     return True
 
 

@@ -112,8 +112,8 @@ def plan_for(cfg: DictConfig, *, host_flops_per_s: float | None = None) -> Paral
     training needs them here.
 
     Args:
-        host_flops_per_s: rate of this machine that emulation is paced for; measured if None and
-            not configured.
+        host_flops_per_s: rate of this machine that emulation is paced for where it is not
+            configured; measured if None.
     """
     cluster = cluster_of(cfg)
     workload, request = workload_of(cfg), request_of(cfg)
@@ -121,7 +121,7 @@ def plan_for(cfg: DictConfig, *, host_flops_per_s: float | None = None) -> Paral
     if is_declared_plan or not is_emulated(cfg, cluster):
         return make_plan(cluster, workload, request)
     emulation = cfg.hardware.emulation
-    if host_flops_per_s is None and emulation.host_flops_per_s != "auto":
+    if emulation.host_flops_per_s != "auto":
         host_flops_per_s = float(emulation.host_flops_per_s)
     return make_emulated_plan(
         cluster,

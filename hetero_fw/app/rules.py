@@ -150,6 +150,29 @@ def _prefix(values: Values) -> Iterator[Problem]:
         yield Problem("ckpt.prefix", rule, given=prefix)
 
 
+def _limits(values: Values) -> Iterator[Problem]:
+    for name, limit in (values["callbacks"]["emergency_save"] or {}).items():
+        if not isinstance(limit, Mapping) or limit.get("rearm_below") is None:
+            continue
+        if limit["rearm_below"] > limit["above"]:
+            yield Problem(
+                f"callbacks.emergency_save.{name}.rearm_below",
+                f"must not be higher than above={limit['above']:g}; null means just that.",
+                given=limit["rearm_below"],
+            )
+
+
+def _save_signals(values: Values) -> Iterator[Problem]:
+    signals = (values["callbacks"]["emergency_save"] or {}).get("save_signals")
+    if signals and values["ckpt"]["policy"] == "none":
+        yield Problem(
+            "callbacks.emergency_save.save_signals",
+            "have no effect with ckpt=none, which saves nothing. Choose ckpt=adaptive or "
+            "ckpt=fixed.",
+            given=str(signals).replace("'", "").replace(" ", ""),
+        )
+
+
 # The keys that a rule reads, and the rule.
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...] = (
     (("run_name",), _run_name),
@@ -162,4 +185,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("optim",), _optimizer),
     (("trainer.val_interval_steps", "data.val"), _validation),
     (("ckpt.prefix",), _prefix),
+    (("callbacks.emergency_save",), _limits),
+    (("callbacks.emergency_save", "ckpt.policy"), _save_signals),
 )

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 import hetero_fw
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
 from hetero_fw.app.problem import report_config_error
+from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
 from hetero_fw.app.validate import validate
 from hetero_fw.data import check_paths
 from hetero_fw.errors import ConfigError
@@ -177,11 +178,13 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
     """Supervise attempts to the end of the run and leave its summary."""
     _prepare_environment()
     # torch takes seconds to import; nothing before this point needs it.
-    from hetero_fw.app.worker import run_rank
-    from hetero_fw.recovery import RecoveryConfig, StopRequest, Supervisor
+    from hetero_fw.app.entry import run_rank
+    from hetero_fw.recovery import RecoveryConfig, SaveRequest, StopRequest, Supervisor
 
-    stop = StopRequest()
-    stop.listen(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    stop, save = StopRequest(), SaveRequest()
+    stop.listen(signal.SIGINT, *by_name(stop_signals(cfg)))
+    save.listen(*by_name(save_signals(cfg)))
+    ignore_others(*stop_signals(cfg), *save_signals(cfg))
     _tell_start(cfg, run_dir)
     supervisor = Supervisor(
         run_dir=run_dir,
@@ -189,9 +192,10 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
         entrypoint=run_rank,
         preload=_preload(cfg),
         stop=stop,
+        save=save,
         announce=_announce,
     )
-    outcome = supervisor.run(_preparer(run_dir, plan, supervisor.store))
+    outcome = supervisor.run(_preparer(cfg, run_dir, plan, supervisor.store))
     _finish(cfg, run_dir, plan, outcome)
     return _EXIT_STATUS[outcome.status]
 
@@ -227,7 +231,7 @@ def _tell_start(cfg: DictConfig, run_dir: RunDirectory) -> None:
 
 
 def _preparer(
-    run_dir: RunDirectory, plan: ParallelPlan, store: Any
+    cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, store: Any
 ) -> Callable[[int], AttemptSpec]:
     """Writes what an attempt's ranks read and says which ranks each node has."""
     from hetero_fw.app.job import RankJob
@@ -245,7 +249,12 @@ def _preparer(
                 step_s=plan.step_s,
             )
         job = RankJob(
-            run_path=run_dir.path, attempt=attempt, store=store, num_threads=_num_threads(plan)
+            run_path=run_dir.path,
+            attempt=attempt,
+            store=store,
+            num_threads=_num_threads(plan),
+            stop_signals=stop_signals(cfg),
+            save_signals=save_signals(cfg),
         )
         first_ranks: dict[str, int] = {}
         for rank in plan.ranks:

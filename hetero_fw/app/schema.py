@@ -7,13 +7,17 @@ dataclasses, as Hydra schemas are. `validate` reads them, `complete` takes their
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from hetero_fw.hardware import DEVICES, LINKS
 
 Auto = Literal["auto"]
+
+
+StopSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
+SaveSignal = Literal["SIGUSR1", "SIGUSR2"]
 
 
 class Component(dict[str, Any]):
@@ -129,10 +133,16 @@ class Ckpt:
     interval_steps: int = key(500, "steps between saves", at_least=1)
     first_save_step: int = key(10, "first save, in steps", at_least=1)
     keep_latest_k: int = key(3, "newest checkpoints to keep", at_least=2)
+    keep_best: int = key(1, "checkpoints with the best ckpt.monitor to keep", at_least=0)
+    monitor: str | None = key(None, "metric that says which is best, null: none is")
+    monitor_mode: Literal["min", "max"] = key("min", "whether less or more is better")
+    keep_every_n_steps: int | None = key(None, "keep those of every n-th step", at_least=1)
     prefix: str = key("hetero_ckpt", "checkpoints are named <prefix>-step-<step>")
     async_mode: Literal["async", "disabled"] = key("async", "write in the background or not")
     save_optimizer_states: bool = key(True, "false: weights only")
-    prior_mtbf_s: float = key(10800.0, "mean time between failures assumed at first, s", above=0)
+    prior_mtbf_s: float | dict[str, float] = key(
+        10800.0, "mean time between failures assumed at first, s", above=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -145,6 +155,10 @@ class Recovery:
     heartbeat_max_missed: int = key(3, "missed signs of life that mean hung", at_least=1)
     process_group_timeout_s: float = key(300, "seconds before a collective gives up", above=0)
     start_timeout_s: float = key(120, "seconds for all ranks to start and meet", above=0)
+    signals: list[StopSignal] = key(
+        lambda: ["SIGTERM", "SIGUSR1", "SIGUSR2"], "signals that save and end the run"
+    )
+    grace_s: float = key(120, "seconds from such a signal until ranks are killed", above=0)
 
 
 @dataclass(kw_only=True)
@@ -152,6 +166,7 @@ class Model:
     """What is trained."""
 
     module: Component = required("the LightningModule")
+    init_from: str | None = key(None, "file of weights that a fresh run starts from")
     workload: Component | None = key(None, "what one sample costs, for the planner")
 
 
@@ -190,6 +205,61 @@ class Trainer:
 
 
 @dataclass(kw_only=True)
+class TelemetryLimit:
+    """When a reading asks for an emergency save."""
+
+    above: float = required("readings above this are too high")
+    sustained_s: float = key(10.0, "seconds they must stay above", at_least=0)
+    rearm_below: float | None = key(None, "must fall below this to ask again")
+
+
+def limit(help: str, **values: float | None) -> Any:
+    """Declare a limit with its defaults; without values it is off."""
+    if not values:
+        return key(None, help)
+    return key(lambda: {"rearm_below": None, **values}, help)
+
+
+@dataclass(kw_only=True)
+class EmergencySaves:
+    """When to save before it is too late."""
+
+    interval_s: float = key(1.0, "seconds between two readings", above=0)
+    cooldown_s: float = key(600.0, "least seconds between two such saves", at_least=0)
+    save_signals: list[SaveSignal] = key(list, "signals after which the run saves and goes on")
+    source: Component | None = key(None, "where readings come from, null: NVML and psutil")
+    host_memory_percent: TelemetryLimit | None = limit(
+        "memory of the host or container in use", above=95.0, sustained_s=10.0, rearm_below=90.0
+    )
+    host_swap_percent: TelemetryLimit | None = limit("swap space in use")
+    device_memory_percent: TelemetryLimit | None = limit(
+        "device memory that cannot be given back", above=95.0, sustained_s=10.0, rearm_below=90.0
+    )
+    device_utilization_percent: TelemetryLimit | None = limit("how busy the device is")
+    device_temperature_over_slowdown_c: TelemetryLimit | None = limit(
+        "degrees over the slowdown threshold", above=-2.0, sustained_s=30.0, rearm_below=-8.0
+    )
+    device_ecc_errors: TelemetryLimit | None = limit(
+        "new uncorrected memory errors", above=0.0, sustained_s=0.0
+    )
+    device_xid_errors: TelemetryLimit | None = limit(
+        "new critical errors of the driver", above=0.0, sustained_s=0.0
+    )
+    device_throttling: TelemetryLimit | None = limit(
+        "1 while heat or lack of power slows it down", above=0.5, sustained_s=60.0
+    )
+
+
+@dataclass(kw_only=True)
+class Callbacks:
+    """What happens beside the steps; further entries are Lightning callbacks."""
+
+    ENTRIES: ClassVar[Any] = Component | None
+
+    emergency_save: EmergencySaves | None = key(EmergencySaves, "save before it is too late")
+
+
+@dataclass(kw_only=True)
 class Monitor:
     """What is shown while training."""
 
@@ -222,7 +292,7 @@ class Config:
     data: Data = required("what it is trained on")
     optim: Optim = key(Optim, "which optimizer moves the weights")
     trainer: Trainer = required("how long to train")
-    callbacks: dict[str, Component | None] = key(dict, "further Lightning callbacks")
+    callbacks: Callbacks = key(Callbacks, "emergency saves and further Lightning callbacks")
     logger: dict[str, Component | None] = key(dict, "further Lightning loggers")
     monitor: Monitor = key(Monitor, "what is shown while training")
     launch: Launch = key(Launch, "where the processes are started")
@@ -251,3 +321,14 @@ def keys_of(section: type) -> Mapping[str, Key]:
         )
         for item in fields(section)
     }
+
+
+def section_of(annotation: Any) -> type | None:
+    """The section (one of the classes above) that a key of this type may hold, None if none."""
+    members = get_args(annotation) or (annotation,)
+    return next((m for m in members if isinstance(m, type) and is_dataclass(m)), None)
+
+
+def entry_type(section: type) -> Any:
+    """Type of the entries that users may add to `section` by names of their own; None: none."""
+    return getattr(section, "ENTRIES", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,6 +13,8 @@ from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
 from hetero_fw.strategies import HeteroFSDPStrategy
 
 _TENSOR = "__tensor__"
+_ITEMS = "__items__"
+_COUNTER = "__counter__"
 
 
 def collect_state(trainer: pl.Trainer) -> dict[str, Any]:
@@ -38,7 +41,8 @@ def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
     for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=False):
         config.scheduler.load_state_dict(from_plain(saved))
     strategy.precision.loss_scale.load_state_dict(state["loss_scale"])
-    for callback in _stateful_callbacks(trainer):
+    # Also those whose state is still empty: it may have been filled in the earlier attempt.
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if callback.state_key in state["callbacks"]:
             callback.load_state_dict(from_plain(state["callbacks"][callback.state_key]))
 
@@ -50,8 +54,12 @@ def to_plain(value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return {_TENSOR: value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        # JSON would make text of other keys, and MultiStepLR no longer find its milestones.
+        mark = _COUNTER if isinstance(value, Counter) else _ITEMS
+        return {mark: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -63,11 +71,19 @@ def from_plain(value: Any) -> Any:
     """Inverse of `to_plain`; tuples come back as lists."""
     if isinstance(value, dict) and _TENSOR in value:
         return torch.tensor(value[_TENSOR], dtype=getattr(torch, value["dtype"]))
+    if isinstance(value, dict) and (_ITEMS in value or _COUNTER in value):
+        pairs = value[_ITEMS] if _ITEMS in value else value[_COUNTER]
+        items = {_hashable(from_plain(key)): from_plain(item) for key, item in pairs}
+        return Counter(items) if _COUNTER in value else items
     if isinstance(value, dict):
         return {key: from_plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [from_plain(item) for item in value]
     return value
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(map(_hashable, key)) if isinstance(key, list) else key
 
 
 def _stateful_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

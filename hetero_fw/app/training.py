@@ -23,17 +23,22 @@ from hetero_fw.app.build import (
     build_val_data,
     interval_rule,
 )
+from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.state import collect_state, restore_state
-from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder, read_facts
+from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, StepRecorder, read_facts
 from hetero_fw.checkpoint import (
+    AttemptDirectories,
     CheckpointSaver,
+    Metric,
     buffer_names,
+    claim_attempt,
     find_restorable,
     flatten_training_state,
     read_manifest,
     restore_training_state,
     weights_digest,
 )
+from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import (
     EventLog,
     EventName,
@@ -46,9 +51,9 @@ from hetero_fw.monitoring import (
 )
 from hetero_fw.parallel import Exchange
 from hetero_fw.planning import ParallelPlan
-from hetero_fw.policies import IntervalPolicy
+from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule
 from hetero_fw.profiling import Pacer
-from hetero_fw.recovery import RankEnd, StopRequest
+from hetero_fw.recovery import RankEnd, SaveRequest, StopRequest
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
 
@@ -66,6 +71,7 @@ class RankContext:
     group: dist.ProcessGroup | None
     store: dist.Store
     stop: StopRequest
+    save: SaveRequest
     events: EventLog
 
 
@@ -78,7 +84,8 @@ def train(context: RankContext) -> RankEnd:
     strategy = _build_strategy(context)
     saver = _build_saver(context)
     checkpointing = _build_checkpointing(context, strategy, module, saver, start_step)
-    strategy.make_notes = checkpointing.notes
+    emergency = _build_emergency(context, strategy, checkpointing)
+    strategy.make_notes = _all_notes(checkpointing, *emergency)
     trainer = _build_trainer(
         context,
         strategy,
@@ -87,18 +94,19 @@ def train(context: RankContext) -> RankEnd:
             *build_callbacks(cfg),
             *_recorders(context, strategy, start_step),
             checkpointing,
+            *emergency,
         ],
     )
     _set_step(trainer, start_step)
-    try:
-        trainer.fit(
-            module,
-            build_train_data(cfg, context.plan, context.rank, start_step=start_step),
-            build_val_data(cfg, context.plan, context.rank),
-        )
-    finally:
-        if saver is not None:
-            saver.close(timeout_s=cfg.recovery.process_group_timeout_s)
+    trainer.fit(
+        module,
+        build_train_data(cfg, context.plan, context.rank, start_step=start_step),
+        build_val_data(cfg, context.plan, context.rank),
+    )
+    # Not after an exception: a save in flight needs all ranks, and waiting for them would hold up
+    # the report of what went wrong.
+    if saver is not None:
+        saver.close(timeout_s=cfg.recovery.process_group_timeout_s)
     if checkpointing.was_preempted:
         return RankEnd.PREEMPTED
     digest = weights_digest(module)
@@ -113,16 +121,34 @@ def _agree_on_checkpoint(context: RankContext) -> Path | None:
     found: list[str | None] = [None]
     if context.rank == 0:
         root, prefix = context.run_dir.checkpoints_path, context.cfg.ckpt.prefix
+        if context.cfg.ckpt.policy != IntervalPolicy.NONE or root.is_dir():
+            # First of all: no earlier attempt changes anything from here on, and a replacement
+            # that was cut short in the middle is put back.
+            claim_attempt(root, context.attempt)
         info = find_restorable(root, prefix, on_rejected=_log_rejected(context.events))
         found = [str(info.path) if info is not None else None]
     if context.group is not None:
         dist.broadcast_object_list(found, src=0)
-    return Path(found[0]) if found[0] is not None else None
+    if found[0] is None:
+        _check_fresh_start(context)
+        return None
+    return Path(found[0])
+
+
+def _check_fresh_start(context: RankContext) -> None:
+    """Refuse to start over what `resume=must` wants continued; the supervisor saw checkpoints."""
+    if context.cfg.resume == "must":
+        raise ConfigError(
+            f"resume=must, but no checkpoint in {context.run_dir.checkpoints_path} could be "
+            "verified; events.jsonl has a checkpoint_rejected for each. Use resume=auto to start "
+            "fresh."
+        )
 
 
 def _log_rejected(events: EventLog) -> Callable[[Path, str], None]:
     def log(path: Path, reason: str) -> None:
-        events.write(EventName.CHECKPOINT_REJECTED, path=str(path), reason=reason)
+        step = int(path.name.rpartition("-")[2])
+        events.write(EventName.CHECKPOINT_REJECTED, step=step, path=str(path), reason=reason)
 
     return log
 
@@ -130,8 +156,8 @@ def _log_rejected(events: EventLog) -> Callable[[Path, str], None]:
 def _build_strategy(context: RankContext) -> HeteroFSDPStrategy:
     plan, rank = context.plan, context.plan.ranks[context.rank]
 
-    def on_skipped(norm: float) -> None:
-        context.events.write(EventName.STEP_SKIPPED, grad_norm=norm)
+    def on_skipped(step: int, norm: float) -> None:
+        context.events.write(EventName.STEP_SKIPPED, step=step, grad_norm=norm)
 
     return HeteroFSDPStrategy(
         plan=plan,
@@ -157,9 +183,10 @@ def _build_saver(context: RankContext) -> CheckpointSaver | None:
         context.events.write(name, step=step, **fields)
 
     return CheckpointSaver(
-        root=context.run_dir.checkpoints_path,
+        directories=AttemptDirectories(
+            root=context.run_dir.checkpoints_path, attempt=context.attempt
+        ),
         prefix=cfg.prefix,
-        attempt=context.attempt,
         rank=context.rank,
         world_size=context.plan.world_size,
         store=context.store if context.plan.world_size > 1 else None,
@@ -167,7 +194,13 @@ def _build_saver(context: RankContext) -> CheckpointSaver | None:
         is_async=cfg.async_mode == "async",
         plan_fingerprint=context.plan.fingerprint(),
         on_event=on_event,
-        keep_latest_k=cfg.keep_latest_k,
+        retention=RetentionRule(
+            keep_latest_k=cfg.keep_latest_k,
+            keep_best=cfg.keep_best,
+            monitor=cfg.monitor,
+            monitor_mode=MonitorMode(cfg.monitor_mode),
+            keep_every_n_steps=cfg.keep_every_n_steps,
+        ),
     )
 
 
@@ -189,6 +222,7 @@ def _build_checkpointing(
     start_step: int,
 ) -> AdaptiveCheckpoint:
     saves_optimizer = context.cfg.ckpt.save_optimizer_states
+    rule = interval_rule(context.cfg)
 
     def save(step: int, reason: str) -> None:
         assert saver is not None
@@ -199,14 +233,17 @@ def _build_checkpointing(
             tensors,
             {**state, **collect_state(module.trainer)},
             reason=reason,
+            metric=_monitored(context.cfg.ckpt.monitor, module.trainer, strategy),
             may_be_infinite=buffer_names(module),
         )
 
     return AdaptiveCheckpoint(
         source=strategy,
         saver=saver,
-        rule=interval_rule(context.cfg),
-        history=read_facts(read_events(context.run_dir.events_path)),
+        rule=rule,
+        history=read_facts(
+            read_events(context.run_dir.events_path), context.plan, rule.prior_mtbf_s
+        ),
         save=save,
         stop=context.stop,
         events=context.events,
@@ -214,6 +251,48 @@ def _build_checkpointing(
         max_steps=context.cfg.trainer.max_steps,
         rank=context.rank,
     )
+
+
+def _build_emergency(
+    context: RankContext, strategy: HeteroFSDPStrategy, checkpointing: AdaptiveCheckpoint
+) -> list[EmergencySave]:
+    """The callback for emergency saves, if there is anything to save to."""
+    if context.cfg.ckpt.policy == IntervalPolicy.NONE:
+        return []
+    built = build_emergency_save(
+        context.cfg.callbacks.emergency_save,
+        WatchedRank(
+            rank=context.rank,
+            local_rank=context.plan.ranks[context.rank].local_rank,
+            device=context.device,
+        ),
+        source=strategy,
+        checkpointing=checkpointing,
+        signals=context.save,
+        events=context.events,
+    )
+    return [built] if built is not None else []
+
+
+def _all_notes(*noting: AdaptiveCheckpoint | EmergencySave) -> Callable[[], dict[str, float]]:
+    """What all of them add to the report of a step."""
+
+    def notes() -> dict[str, float]:
+        return {name: value for item in noting for name, value in item.notes().items()}
+
+    return notes
+
+
+def _monitored(
+    name: str | None, trainer: pl.Trainer, strategy: HeteroFSDPStrategy
+) -> Metric | None:
+    """The newest value of the metric `name` that the module has logged; else the step's loss."""
+    if name is None:
+        return None
+    value = trainer.callback_metrics.get(name)
+    if value is not None:
+        return Metric(name=name, value=float(value))
+    return Metric(name=name, value=strategy.finished_step.loss) if name == "loss" else None
 
 
 def _recorders(
@@ -293,7 +372,8 @@ class _Restore(Callback):
         self._step = step
 
     @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Not on_train_start, which does not come where the last step is complete already.
         if self._path is None:
             return
         state = restore_training_state(

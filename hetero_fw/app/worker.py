@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 
@@ -14,6 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app.job import RankJob
+from hetero_fw.app.signals import by_name
 from hetero_fw.app.training import RankContext, train
 from hetero_fw.errors import HeteroError
 from hetero_fw.hardware import DEVICES, DeviceKind
@@ -30,8 +32,10 @@ from hetero_fw.recovery import (
     AttemptFiles,
     Heartbeat,
     RankEnd,
+    SaveRequest,
     StopRequest,
     die_with_parent,
+    share_fork_server,
     write_failure,
 )
 
@@ -43,23 +47,29 @@ def run_rank(argument: str) -> None:
     error behind their timeout (https://github.com/Lightning-AI/pytorch-lightning/issues/20187).
     """
     die_with_parent()
+    # Loader workers come from the run's fork server too, instead of one more server a rank.
+    share_fork_server()
     first_rank, _, text = argument.partition(":")
     rank = int(first_rank) + int(os.environ["LOCAL_RANK"])
     job = RankJob.from_text(text)
     run_dir = RunDirectory(job.run_path)
     files = AttemptFiles(run_dir.attempt_path(job.attempt) / "ranks")
-    files.announce(rank)
-    stop = StopRequest()
-    stop.listen(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    stop, save = StopRequest(), SaveRequest()
+    stop.listen(*by_name(job.stop_signals))
+    save.listen(*by_name(job.save_signals))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    files.announce(rank)
     plan = ParallelPlan.from_dict(json.loads(run_dir.attempt_plan_path(job.attempt).read_text()))
     try:
-        files.finish(rank, _run(job, run_dir, files, plan, rank, stop))
+        files.finish(rank, _run(job, run_dir, files, plan, rank, stop, save))
     except BaseException as error:  # noqa: BLE001  # the process boundary: reported and fatal
         now_s = time.time()
         node = plan.ranks[rank].node
-        write_failure(files.folder, error, rank=rank, node=node, time_s=now_s)
-        os._exit(1)
+        try:
+            write_failure(files.folder, error, rank=rank, node=node, time_s=now_s)
+            sys.stdout.flush()
+        finally:
+            os._exit(1)
 
 
 def _run(
@@ -69,6 +79,7 @@ def _run(
     plan: ParallelPlan,
     rank: int,
     stop: StopRequest,
+    save: SaveRequest,
 ) -> RankEnd:
     cfg = OmegaConf.load(run_dir.hydra_path / "config.yaml")
     assert isinstance(cfg, DictConfig)
@@ -83,6 +94,7 @@ def _run(
             pid=os.getpid(),
             node=plan.ranks[rank].node,
             device=plan.ranks[rank].device,
+            group=plan.ranks[rank].group,
             runs_on=str(device),
             is_emulated=plan.emulation is not None,
         )
@@ -113,6 +125,7 @@ def _run(
                 group=group,
                 store=store,
                 stop=stop,
+                save=save,
                 events=events,
             )
         )
@@ -150,6 +163,8 @@ def _quieten() -> None:
     # Loader workers and loggers are the user's choice, made in the configuration.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
+    # A run may have been killed after its last checkpoint and before it said so.
+    warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
     # Without trainer.val_interval_steps the run is not meant to validate.
     warnings.filterwarnings("ignore", message=".*have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")

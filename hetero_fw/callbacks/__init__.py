@@ -1,6 +1,15 @@
 """Lightning callbacks: observe, ask one policy, act once."""
 
-from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint, RunHistoryFacts, read_facts
+from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
+from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
 from hetero_fw.callbacks.recording import StepRecorder
+from hetero_fw.callbacks.run_history import RunHistoryFacts, read_facts
 
-__all__ = ["AdaptiveCheckpoint", "RunHistoryFacts", "StepRecorder", "read_facts"]
+__all__ = [
+    "AdaptiveCheckpoint",
+    "EmergencySave",
+    "LimitWatch",
+    "RunHistoryFacts",
+    "StepRecorder",
+    "read_facts",
+]

@@ -6,15 +6,15 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from hetero_fw.callbacks.run_history import RunHistoryFacts
 from hetero_fw.checkpoint import CheckpointSaver
-from hetero_fw.monitoring import EventLog, EventName
+from hetero_fw.monitoring import EventLog
 from hetero_fw.parallel import StepSource
 from hetero_fw.policies import (
     IntervalObservation,
@@ -33,21 +33,6 @@ class StopSource(Protocol):
     """Whatever notes that a stop was asked for."""
 
     signal_number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHistoryFacts:
-    """What earlier attempts of the run have shown.
-
-    Attributes:
-        save_costs_s: stall of each committed save; `persist_times_s` what writing them took.
-        exposure_s: time the run was exposed to failures before this attempt.
-    """
-
-    save_costs_s: tuple[float, ...] = ()
-    persist_times_s: tuple[float, ...] = ()
-    num_failures: int = 0
-    exposure_s: float = 0.0
 
 
 class AdaptiveCheckpoint(Callback):
@@ -95,6 +80,7 @@ class AdaptiveCheckpoint(Callback):
         self._began_s = self._boundary_s = time.perf_counter()
         self._saved_in_step = True
         self._slowdown_s = 0.0
+        self._validation_began_s = 0.0
         self.was_preempted = False
 
     def notes(self) -> dict[str, float]:
@@ -110,12 +96,11 @@ class AdaptiveCheckpoint(Callback):
 
     def _decide(self, *, save_in_flight: bool) -> SaveDecision:
         observed = IntervalObservation(
+            mtbf=self._history.rates.estimate(time.perf_counter() - self._began_s),
             step_times_s=tuple(self._step_times_s),
             save_costs_s=tuple(self._save_costs_s),
             persist_times_s=tuple(self._persist_times_s),
             num_saves_started=self._num_saves,
-            num_failures=self._history.num_failures,
-            exposure_s=self._history.exposure_s + time.perf_counter() - self._began_s,
         )
         return decide_save(
             SaveObservation(
@@ -141,14 +126,21 @@ class AdaptiveCheckpoint(Callback):
         reports = self._source.finished_step.reports
         self._any_saving = any(report.is_saving for report in reports)
         signal_number = int(max(report.stop_signal for report in reports))
-        wants_save = bool(reports[0].wants_save) or bool(signal_number)
-        if wants_save and self._saver is not None and self._step > self._last_saved_step:
+        if reports[0].wants_save or signal_number:
             reason = f"stop by signal {signal_number}" if signal_number else self._decision.reason
-            self._source.exclude_from_pace(self._save(reason))
+            self.save_now(reason)
         self._collect()
         if signal_number and self._step < self._max_steps:
             self.was_preempted = True
             trainer.should_stop = True
+
+    def save_now(self, reason: str) -> None:
+        """Save the step that has just ended, unless that is done or checkpoints are off.
+
+        All ranks call it at the same step boundary, once this callback knows that the step ended.
+        """
+        if self._saver is not None and self._step > self._last_saved_step:
+            self._source.exclude_from_pace(self._save(reason))
 
     def _measure_step(self) -> None:
         """Note the time of a step, or what writing a save in the background adds to it."""
@@ -181,30 +173,17 @@ class AdaptiveCheckpoint(Callback):
                 self._persist_times_s.append(outcome.persist_s)
 
     @override
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validation_began_s = time.perf_counter()
+
+    @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A step with a validation in it says nothing about step times.
+        # A step with a validation in it says nothing about step times, measured or emulated.
         self._saved_in_step = True
+        self._source.exclude_from_pace(time.perf_counter() - self._validation_began_s)
 
     @override
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._saver is not None:
             self._saver.wait(_CLOSE_TIMEOUT_S)
             self._collect()
-
-
-def read_facts(events: list[dict[str, Any]]) -> RunHistoryFacts:
-    """Costs, failures and exposure from the event log of earlier attempts."""
-    committed = [e for e in events if e["event"] == EventName.CHECKPOINT_COMMITTED]
-    starts: dict[int, float] = {}
-    ends: dict[int, float] = {}
-    for event in events:
-        attempt, time_s = event["attempt"], event["time_s"]
-        if event["event"] == EventName.ATTEMPT_START:
-            starts[attempt] = min(time_s, starts.get(attempt, time_s))
-        ends[attempt] = max(time_s, ends.get(attempt, time_s))
-    return RunHistoryFacts(
-        save_costs_s=tuple(e["stall_s"] for e in committed if "stall_s" in e),
-        persist_times_s=tuple(e["persist_s"] for e in committed if "persist_s" in e),
-        num_failures=sum(e["event"] == EventName.FAILURE_DETECTED for e in events),
-        exposure_s=sum(ends[attempt] - start_s for attempt, start_s in starts.items()),
-    )

@@ -11,19 +11,29 @@ from hetero_fw.checkpoint.catalog import (
     find_restorable,
     list_checkpoints,
     prune,
+    published_paths,
+    read_info,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.digest import weights_digest
-from hetero_fw.checkpoint.directories import checkpoint_path, remove_stale_temporaries
+from hetero_fw.checkpoint.directories import checkpoint_path
+from hetero_fw.checkpoint.fencing import (
+    AttemptDirectories,
+    claim_attempt,
+    dead_directory,
+    fenced_by,
+)
 from hetero_fw.checkpoint.loading import load_checkpoint
 from hetero_fw.checkpoint.manifest import (
     ChunkEntry,
     FileEntry,
     Manifest,
+    Metric,
     TensorEntry,
     read_manifest,
 )
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
@@ -32,24 +42,32 @@ from hetero_fw.checkpoint.training_state import (
 )
 
 __all__ = [
+    "AttemptDirectories",
     "CheckpointInfo",
     "CheckpointSaver",
     "ChunkEntry",
     "FileEntry",
     "Manifest",
+    "Metric",
+    "OnPoint",
     "PruneReport",
     "SaveHandle",
     "SaveOutcome",
+    "SavePoint",
     "TensorEntry",
     "buffer_names",
     "checkpoint_path",
+    "claim_attempt",
+    "dead_directory",
+    "fenced_by",
     "find_restorable",
     "flatten_training_state",
     "list_checkpoints",
     "load_checkpoint",
     "prune",
+    "published_paths",
+    "read_info",
     "read_manifest",
-    "remove_stale_temporaries",
     "restore_training_state",
     "verify_checkpoint",
     "weights_digest",

@@ -7,11 +7,18 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero_fw.checkpoint.directories import checkpoint_path, parse_name, retire
-from hetero_fw.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from hetero_fw.checkpoint.directories import checkpoint_path, retire, step_of
+from hetero_fw.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    Metric,
+    read_manifest,
+)
+from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import decide_retention
+from hetero_fw.policies import CommittedCheckpoint, RetentionRule, decide_retention
 
 OnRejected = Callable[[Path, str], None]
 
@@ -32,6 +39,7 @@ class CheckpointInfo:
     size_bytes: int
     reason: str
     is_finite: bool
+    metric: Metric | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +54,9 @@ class PruneReport:
 def list_checkpoints(root: Path, prefix: str) -> tuple[CheckpointInfo, ...]:
     """Published checkpoints with a readable manifest, newest first."""
     infos = []
-    for path in _published(root, prefix):
+    for path in published_paths(root, prefix):
         try:
-            infos.append(_info(path, _manifest_of(path, prefix)))
+            infos.append(read_info(path, prefix))
         except CheckpointError:
             continue
     return tuple(infos)
@@ -71,7 +79,7 @@ def find_restorable(root: Path, prefix: str, on_rejected: OnRejected) -> Checkpo
     Called by one rank, which tells the others. `on_rejected(path, reason)` is called for every
     newer one that failed.
     """
-    for path in _published(root, prefix):
+    for path in published_paths(root, prefix):
         try:
             manifest = _manifest_of(path, prefix)
             if not manifest.is_finite:
@@ -87,31 +95,34 @@ def find_restorable(root: Path, prefix: str, on_rejected: OnRejected) -> Checkpo
 def prune(
     root: Path,
     prefix: str,
+    rule: RetentionRule,
     *,
-    keep_latest_k: int,
+    into: Path,
     verified_steps: Collection[int] = (),
-    attempt: int = 0,
+    on_point: OnPoint = pass_by,
 ) -> PruneReport:
     """Delete what `policies.decide_retention` gives up. Called by one rank.
 
     Args:
         root: directory of the checkpoints.
         prefix: first part of their names.
-        keep_latest_k: how many of the newest stay.
+        rule: what to keep.
+        into: where a checkpoint is moved before it is deleted; a directory beside the
+            checkpoints. If it is gone, nothing is deleted.
         verified_steps: steps that the caller has verified before; they are not read again.
-        attempt: marks what a crash in the middle of a deletion leaves behind.
+        on_point: called at every point that a deletion passes.
 
     Raises:
         OSError: a checkpoint cannot be moved out of the way.
     """
-    committed = [info.step for info in list_checkpoints(root, prefix)]
-    verified = frozenset(verified_steps) & frozenset(committed)
-    if len(committed) > keep_latest_k:  # otherwise nothing can go and nothing needs to be read
-        verified = _verify_newest(root, prefix, committed, verified)
-    decision = decide_retention(committed, verified_steps=verified, keep_latest_k=keep_latest_k)
+    infos = list_checkpoints(root, prefix)
+    verified = frozenset(verified_steps) & {info.step for info in infos}
+    if len(infos) > rule.keep_latest_k:  # otherwise nothing can go and nothing needs to be read
+        verified = _verify_newest(infos, verified)
+    decision = decide_retention([_facts(info, verified, rule) for info in infos], rule)
     deleted = tuple(checkpoint_path(root, prefix, step) for step in decision.delete_steps)
     for path in deleted:
-        retire(path, attempt=attempt, token=secrets.token_hex(4))
+        retire(path, into=into, token=secrets.token_hex(4), on_point=on_point)
     return PruneReport(
         deleted=deleted,
         verified_steps=verified - frozenset(decision.delete_steps),
@@ -119,21 +130,29 @@ def prune(
     )
 
 
-def _published(root: Path, prefix: str) -> Iterator[Path]:
-    """Directories with the name of a checkpoint, newest first."""
+def published_paths(root: Path, prefix: str) -> Iterator[Path]:
+    """Directories with the name of a checkpoint, newest first, whatever is in them."""
     steps = []
     for path in Path(root).glob(f"{prefix}-step-*"):
-        name = parse_name(path.name, prefix)
-        if name is not None and not name.mark and path.is_dir():
-            steps.append((name.step, path))
+        step = step_of(path.name, prefix)
+        if step is not None and path.is_dir():
+            steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
+
+
+def read_info(path: Path, prefix: str) -> CheckpointInfo:
+    """What the manifest of the published checkpoint `path` says.
+
+    Raises:
+        CheckpointError: the manifest cannot be read or belongs to another step.
+    """
+    return _info(path, _manifest_of(path, prefix))
 
 
 def _manifest_of(path: Path, prefix: str) -> Manifest:
     manifest = read_manifest(path)
-    name = parse_name(path.name, prefix)
-    if name is None or name.step != manifest.step:
-        raise CheckpointError(f"{path}: its manifest is that of step {manifest.step}")
+    if step_of(path.name, prefix) != manifest.step:
+        raise CheckpointError(f"{path / MANIFEST_NAME}: is the manifest of step {manifest.step}")
     return manifest
 
 
@@ -148,6 +167,7 @@ def _info(path: Path, manifest: Manifest) -> CheckpointInfo:
         size_bytes=manifest.size_bytes,
         reason=manifest.reason,
         is_finite=manifest.is_finite,
+        metric=manifest.metric,
     )
 
 
@@ -163,18 +183,30 @@ def _verify_file(directory: Path, file: FileEntry) -> None:
         raise CheckpointError(f"{path}: its bytes are not those that were written (xxh3_128)")
 
 
-def _verify_newest(
-    root: Path, prefix: str, committed: Collection[int], verified: frozenset[int]
-) -> frozenset[int]:
+def _facts(
+    info: CheckpointInfo, verified_steps: Collection[int], rule: RetentionRule
+) -> CommittedCheckpoint:
+    has_metric = info.metric is not None and info.metric.name == rule.monitor
+    return CommittedCheckpoint(
+        step=info.step,
+        is_verified=info.step in verified_steps,
+        is_finite=info.is_finite,
+        metric=info.metric.value if info.metric is not None and has_metric else None,
+    )
+
+
+def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) -> frozenset[int]:
     """Verify from the newest down until enough are known to be intact."""
     intact: set[int] = set()
-    for step in sorted(committed, reverse=True):
+    for info in sorted(infos, key=lambda info: info.step, reverse=True):
         if len(intact) == NUM_TO_VERIFY:
             break
-        if step not in verified:
+        if not info.is_finite:
+            continue
+        if info.step not in verified:
             try:
-                verify_checkpoint(checkpoint_path(root, prefix, step))
+                verify_checkpoint(info)
             except CheckpointError:
                 continue
-        intact.add(step)
+        intact.add(info.step)
     return frozenset(intact)

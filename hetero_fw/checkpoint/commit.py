@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,15 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetero_fw.checkpoint.directories import marked_path, publish, sync_directory
+from hetero_fw.checkpoint.directories import publish, sync_directory
+from hetero_fw.checkpoint.fencing import AttemptDirectories
 from hetero_fw.checkpoint.manifest import (
     DTYPES,
     MANIFEST_NAME,
     ChunkEntry,
     FileEntry,
     Manifest,
+    Metric,
     TensorEntry,
 )
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
 from hetero_fw.checkpoint.shard_layout import SaveLayout, ShardLayout
 from hetero_fw.checkpoint.verdict import ShardReport
@@ -32,22 +36,27 @@ class CommitSpec:
 
     Attributes:
         final: the directory it is published as.
+        directories: where the attempt works until then.
         token: unlike any other save's of the attempt, the same on all ranks.
+        metric: how good the weights are, if that is known.
         state: JSON values; rank 0 fills it.
+        on_point: called at every point that the save passes.
     """
 
     final: Path
+    directories: AttemptDirectories
     token: str
     step: int
-    attempt: int
     plan_fingerprint: str
     world_size: int
     reason: str
+    metric: Metric | None = None
+    on_point: OnPoint = pass_by
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
     def temporary(self) -> Path:
-        return marked_path(self.final, "tmp", self.attempt, self.token)
+        return self.directories.staging / f"{self.final.name}.{self.token}"
 
 
 def write_own_shard(spec: CommitSpec, content: memoryview, layout: ShardLayout) -> WrittenShard:
@@ -56,9 +65,12 @@ def write_own_shard(spec: CommitSpec, content: memoryview, layout: ShardLayout) 
     Raises:
         OSError: the storage refuses it.
     """
-    spec.temporary.mkdir(parents=True, exist_ok=True)
-    written = write_shard(spec.temporary / layout.file_name, content, layout)
+    spec.on_point(SavePoint.WRITING_SHARD)
+    # Without its parent: that is gone when a later attempt has begun.
+    spec.temporary.mkdir(exist_ok=True)
+    written = write_shard(spec.temporary / layout.file_name, content, layout, spec.on_point)
     sync_directory(spec.temporary)
+    spec.on_point(SavePoint.SHARD_SYNCED)
     return written
 
 
@@ -75,9 +87,17 @@ def commit(spec: CommitSpec, layout: SaveLayout, reports: Sequence[ShardReport])
         size = (spec.temporary / file.name).stat().st_size
         if size != file.size:
             raise CheckpointError(f"{file.name} has {size} bytes, its rank wrote {file.size}")
+    spec.on_point(SavePoint.WRITING_MANIFEST)
     write_text(spec.temporary / MANIFEST_NAME, manifest.to_json())
     sync_directory(spec.temporary)
-    publish(spec.temporary, spec.final, attempt=spec.attempt, token=spec.token)
+    spec.on_point(SavePoint.MANIFEST_WRITTEN)
+    publish(
+        spec.temporary,
+        spec.final,
+        retired=spec.directories.retired,
+        token=spec.token,
+        on_point=spec.on_point,
+    )
     return manifest
 
 
@@ -123,11 +143,13 @@ def build_manifest(
             )
     return Manifest(
         step=spec.step,
-        attempt=spec.attempt,
+        attempt=spec.directories.attempt,
         plan_fingerprint=spec.plan_fingerprint,
         world_size=spec.world_size,
         created_time_s=time.time(),
         reason=spec.reason,
+        # JSON has no other numbers, and nothing can be said of such weights.
+        metric=spec.metric if spec.metric and math.isfinite(spec.metric.value) else None,
         is_finite=True,  # every rank refuses to write anything else
         files=tuple(files),
         tensors={

@@ -79,6 +79,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How good the weights are: a finite value of what the run monitors."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything about a checkpoint except the tensor bytes.
 
@@ -87,6 +95,7 @@ class Manifest:
         state: what is not a tensor: scheduler, loss scale, hyper-parameters, positions.
         reason: why the checkpoint was made.
         is_finite: every floating-point value was checked to be finite before it was written.
+        metric: None if nothing is monitored or no value is known.
     """
 
     step: int
@@ -99,6 +108,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     tensors: Mapping[str, TensorEntry]
     state: Mapping[str, Any]
+    metric: Metric | None = None
     version: int = VERSION
 
     @property
@@ -178,7 +188,15 @@ def _from_payload(payload: Mapping[str, Any]) -> Manifest:
         ),
         tensors={fqn: _tensor_entry(entry) for fqn, entry in payload["tensors"].items()},
         state=dict(payload["state"]),
+        metric=_metric(payload.get("metric")),
     )
+
+
+def _metric(entry: Mapping[str, Any] | None) -> Metric | None:
+    if entry is None:
+        return None
+    value = float(entry["value"])
+    return Metric(name=str(entry["name"]), value=value) if math.isfinite(value) else None
 
 
 def _tensor_entry(entry: Mapping[str, Any]) -> TensorEntry:

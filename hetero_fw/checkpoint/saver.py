@@ -6,15 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from hetero_fw.checkpoint.commit import CommitSpec
-from hetero_fw.checkpoint.directories import checkpoint_path, remove_stale_temporaries
+from hetero_fw.checkpoint.directories import checkpoint_path
+from hetero_fw.checkpoint.fencing import AttemptDirectories
+from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import (
     SaveLayout,
     Structure,
@@ -26,6 +28,7 @@ from hetero_fw.checkpoint.verdict import VerdictBoard
 from hetero_fw.checkpoint.writer import OnEvent, SaveJob, SaveWriter
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
+from hetero_fw.policies import RetentionRule
 
 CLOSE_GRACE_S = 5.0
 
@@ -34,9 +37,9 @@ class CheckpointSaver:
     """Saves the state of all ranks as one checkpoint, without holding training up.
 
     Args:
-        root: directory of the checkpoints; a file system that all ranks see.
+        directories: of this attempt, on a file system that all ranks see; `claim_attempt` has made
+            them. When a later attempt takes them away, every save fails and nothing is pruned.
         prefix: first part of every checkpoint's name.
-        attempt: number of this attempt; larger than that of any attempt before.
         rank: position in `process_group`.
         world_size: number of ranks that save together.
         store: seen by all ranks (None if `world_size` is 1).
@@ -47,22 +50,19 @@ class CheckpointSaver:
         on_event: called with event name, step and fields, also from the writer's thread.
         timeout_s: longest time from the end of staging to the verdict, and longest time that
             `save` waits for the save before.
-        keep_latest_k: if given, rank 0 prunes older checkpoints after each commit.
+        retention: if given, rank 0 prunes by it after each commit.
+        on_point: called at every point that a save passes, also from the writer's thread.
 
     All ranks make the same sequence of `save` calls with the same steps, at step boundaries.
     `is_busy` and `poll` may differ between ranks at a given step: agree on what follows from them
     before acting on it. Methods are called from one thread.
-
-    Raises:
-        CheckpointError: rank 0 cannot create `root`.
     """
 
     def __init__(  # noqa: PLR0913  # who, where, through what, how: few of them have a default
         self,
         *,
-        root: Path,
+        directories: AttemptDirectories,
         prefix: str,
-        attempt: int,
         rank: int,
         world_size: int,
         store: Store | None,
@@ -71,11 +71,11 @@ class CheckpointSaver:
         plan_fingerprint: str,
         on_event: OnEvent,
         timeout_s: float = 300.0,
-        keep_latest_k: int | None = None,
+        retention: RetentionRule | None = None,
+        on_point: OnPoint = pass_by,
     ) -> None:
-        self._root = Path(root)
         self._prefix = prefix
-        self._attempt = attempt
+        self._directories = directories
         self._rank = rank
         self._world_size = world_size
         self._process_group = process_group
@@ -91,21 +91,13 @@ class CheckpointSaver:
             staging=self._staging,
             on_event=on_event,
             timeout_s=timeout_s,
-            keep_latest_k=keep_latest_k,
+            retention=retention,
         )
+        self._on_point = on_point
         self._layout: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
         self._in_flight: list[SaveHandle] = []
         self._unreported: list[SaveHandle] = []
-        if rank == 0:
-            self._prepare_root()
-
-    def _prepare_root(self) -> None:
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            remove_stale_temporaries(self._root, self._prefix, attempt=self._attempt)
-        except OSError as error:
-            raise CheckpointError(f"cannot keep checkpoints in {self._root}: {error}") from error
 
     def save(
         self,
@@ -114,6 +106,7 @@ class CheckpointSaver:
         state: Mapping[str, Any],
         *,
         reason: str,
+        metric: Metric | None = None,
         may_be_infinite: Collection[str] = (),
     ) -> SaveHandle:
         """Save `tensors` (plain or DTensor, by name) and `state` as the checkpoint of `step`.
@@ -128,6 +121,7 @@ class CheckpointSaver:
             tensors: the same names, sizes and dtypes on all ranks.
             state: JSON values (a tuple comes back as a list, a key as a string); rank 0's counts.
             reason: why it is made, for the manifest and the events.
+            metric: how good the weights are, for retention; rank 0's counts.
             may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
         """
         started_at_s = time.monotonic()
@@ -145,7 +139,7 @@ class CheckpointSaver:
         job = SaveJob(
             handle=handle,
             sequence=self._sequence,
-            spec=self._spec(step, layout, reason),
+            spec=self._spec(step, layout, reason, metric),
             layout=layout,
             may_be_infinite=frozenset(may_be_infinite),
             started_at_s=started_at_s,
@@ -196,15 +190,19 @@ class CheckpointSaver:
             self._layout = (structure, layout)
         return self._layout[1]
 
-    def _spec(self, step: int, layout: SaveLayout, reason: str) -> CommitSpec:
+    def _spec(
+        self, step: int, layout: SaveLayout, reason: str, metric: Metric | None
+    ) -> CommitSpec:
         return CommitSpec(
-            final=checkpoint_path(self._root, self._prefix, step),
+            final=checkpoint_path(self._directories.root, self._prefix, step),
+            directories=self._directories,
             token=f"{layout.token}{self._sequence:04x}",
             step=step,
-            attempt=self._attempt,
             plan_fingerprint=self._plan_fingerprint,
             world_size=self._world_size,
             reason=reason,
+            metric=metric,
+            on_point=self._on_point,
         )
 
     def _stage(
@@ -215,9 +213,11 @@ class CheckpointSaver:
                 job.spec.state.update(json.loads(json.dumps(state)))
             job.postponed_s = self._wait_for_previous()
             prepare_at_s = time.monotonic()
+            self._on_point(SavePoint.STAGING)
             self._staging.prepare(job.layout.own, tensors)
             job.setup_s += time.monotonic() - prepare_at_s
             self._staging.stage(job.layout.own, job.layout.planner, tensors)
+            self._on_point(SavePoint.STAGED)
         except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
             job.error = f"cannot stage: {error}"
         job.staged_at_s = time.monotonic()

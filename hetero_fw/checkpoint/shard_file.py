@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 
 PIECE_BYTES = 8 * 2**20
@@ -22,7 +23,9 @@ class WrittenShard:
     chunk_hashes: tuple[str, ...]
 
 
-def write_shard(path: Path, content: memoryview, layout: ShardLayout) -> WrittenShard:
+def write_shard(
+    path: Path, content: memoryview, layout: ShardLayout, on_point: OnPoint = pass_by
+) -> WrittenShard:
     """Write `content` to the new file `path`, hash it on the way and wait for the disk.
 
     Hashing and writing release the interpreter lock, so training goes on beside it.
@@ -38,9 +41,11 @@ def write_shard(path: Path, content: memoryview, layout: ShardLayout) -> Written
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         for start in range(0, layout.size, PIECE_BYTES):
+            on_point(SavePoint.SHARD_PIECE)
             piece = content[start : min(start + PIECE_BYTES, layout.size)]
             digest.update(piece)
             _write_all(descriptor, piece)
+        on_point(SavePoint.SHARD_WRITTEN)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

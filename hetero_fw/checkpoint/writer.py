@@ -10,12 +10,14 @@ from typing import Any
 
 from hetero_fw.checkpoint.catalog import prune
 from hetero_fw.checkpoint.commit import CommitSpec, commit, discard, write_own_shard
+from hetero_fw.checkpoint.fencing import fenced_by
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.shard_layout import SaveLayout
 from hetero_fw.checkpoint.staging import StagingBuffer
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
+from hetero_fw.policies import RetentionRule
 
 # Other ranks give rank 0 this much more time, so that its verdict arrives before they give up.
 VERDICT_GRACE = 1.25
@@ -60,7 +62,7 @@ class SaveWriter:
         board: where the ranks tell each other how it went.
         staging: holds the bytes of the job that is run.
         timeout_s: longest time from the end of staging to the verdict.
-        keep_latest_k: if given, rank 0 prunes older checkpoints after each commit.
+        retention: if given, rank 0 prunes by it after each commit.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class SaveWriter:
         staging: StagingBuffer,
         on_event: OnEvent,
         timeout_s: float,
-        keep_latest_k: int | None,
+        retention: RetentionRule | None,
     ) -> None:
         self._rank = rank
         self._prefix = prefix
@@ -80,7 +82,7 @@ class SaveWriter:
         self._staging = staging
         self._on_event = on_event
         self._timeout_s = timeout_s
-        self._keep_latest_k = keep_latest_k
+        self._retention = retention
         self._verified_steps: frozenset[int] = frozenset()
 
     def emit(self, event: EventName, step: int, **fields: Any) -> None:
@@ -157,7 +159,7 @@ class SaveWriter:
                 size_bytes=manifest.size_bytes,
             )
         except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
-            verdict = Verdict(is_committed=False, reason=str(error) or repr(error))
+            verdict = Verdict(is_committed=False, reason=_reason(job.spec, error))
         try:
             self._board.announce(job.spec.token, verdict, sequence=job.sequence)
         except CheckpointError as error:
@@ -179,19 +181,26 @@ class SaveWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
-        if self._keep_latest_k is not None:
-            self._prune(job.spec, self._keep_latest_k)
+        if self._retention is not None:
+            self._prune(job.spec, self._retention)
 
-    def _prune(self, spec: CommitSpec, keep_latest_k: int) -> None:
+    def _prune(self, spec: CommitSpec, rule: RetentionRule) -> None:
         try:
             report = prune(
                 spec.final.parent,
                 self._prefix,
-                keep_latest_k=keep_latest_k,
+                rule,
+                into=spec.directories.retired,
                 verified_steps=self._verified_steps - {spec.step},
-                attempt=spec.attempt,
+                on_point=spec.on_point,
             )
         except (OSError, CheckpointError) as error:
-            logger.warning("old checkpoints were not removed: %s", error)
+            logger.warning("old checkpoints were not removed: %s", _reason(spec, error))
         else:
             self._verified_steps = report.verified_steps
+
+
+def _reason(spec: CommitSpec, error: Exception) -> str:
+    """Why it failed; behind any error of a stale attempt is that it is one."""
+    later = fenced_by(spec.directories)
+    return str(error) or repr(error) if later is None else f"fenced by attempt {later}"

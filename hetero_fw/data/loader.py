@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from hetero_fw.data.microbatch import CollateFn, MapDataset, MicroBatch, MicroBatchSource
 from hetero_fw.data.mixing import SeedUse
-from hetero_fw.data.parent_watch import leave_with_parent
+from hetero_fw.data.parent_watch import end_workers_at_exit, leave_with_parent
 from hetero_fw.data.sampler import MicroBatchRequest, RankPart, StepIndexedSampler
 from hetero_fw.errors import ConfigError
 
@@ -168,6 +168,8 @@ def _build_loader(
     num_workers: int,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
+    if num_workers:
+        end_workers_at_exit()
     return DataLoader(
         source,
         batch_sampler=requests,

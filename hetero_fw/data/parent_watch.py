@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
+from types import FrameType
 
 
 def leave_with_parent(worker_id: int) -> None:
@@ -18,9 +21,29 @@ def leave_with_parent(worker_id: int) -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         raise RuntimeError(f"loader worker {worker_id} has no parent process to watch")
+    # A batch system signals every process of a job; torch's workers would exit on SIGTERM, and the
+    # rank fail for want of data while it finishes its step and saves.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, _pass_over)
     threading.Thread(
         target=_exit_after, args=(parent.sentinel,), name="parent-watch", daemon=True
     ).start()
+
+
+def end_workers_at_exit() -> None:
+    """Let this process end its loader workers by SIGKILL when it exits: they pass over SIGTERM."""
+    Finalize(None, _kill_daemons, exitpriority=0)
+
+
+def _kill_daemons() -> None:
+    # multiprocessing ends daemonic children itself right after this, and waits for them.
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """Stands for SIG_IGN, which programs that a dataset runs would inherit."""
 
 
 def _exit_after(sentinel: int) -> None:

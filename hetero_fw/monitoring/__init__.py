@@ -19,11 +19,19 @@ from hetero_fw.monitoring.runlock import RunLock
 from hetero_fw.monitoring.status import RunStatus, Status, read_status, write_status
 from hetero_fw.monitoring.step_record import StepRecord
 from hetero_fw.monitoring.summary import build_summary, summarize, write_summary
+from hetero_fw.monitoring.telemetry import (
+    HostTelemetry,
+    NvmlTelemetry,
+    TelemetrySource,
+    TelemetryThread,
+)
 
 __all__ = [
     "EventLog",
     "EventName",
+    "HostTelemetry",
     "MetricsWriter",
+    "NvmlTelemetry",
     "Progress",
     "RunDirectory",
     "RunHistory",
@@ -33,6 +41,8 @@ __all__ = [
     "Status",
     "StepPrinter",
     "StepRecord",
+    "TelemetrySource",
+    "TelemetryThread",
     "build_summary",
     "create_run_directory",
     "format_banner",

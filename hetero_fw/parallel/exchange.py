@@ -21,6 +21,8 @@ class StepReport:
         stop_signal: number of the signal that asks for a stop, 0 if none.
         is_saving: 1.0 while the rank still writes an earlier checkpoint.
         wants_save: 1.0 if rank 0 decided to save after this step.
+        emergency: what asks for an emergency save after this step, 0 if nothing does: the place of
+            a `Measure`, counted from 1, or the number of a signal below zero.
     """
 
     loss: float
@@ -30,6 +32,7 @@ class StepReport:
     stop_signal: float = 0.0
     is_saving: float = 0.0
     wants_save: float = 0.0
+    emergency: float = 0.0
 
 
 class Exchange:

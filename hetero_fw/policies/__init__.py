@@ -9,30 +9,74 @@ from hetero_fw.policies.interval import (
     IntervalObservation,
     IntervalPolicy,
     IntervalRule,
+    daly_interval_s,
     decide_interval,
-    estimate_mtbf_s,
     young_interval_s,
 )
 from hetero_fw.policies.learning_rate import linear_scaled_lr
-from hetero_fw.policies.restart import FailureKind, RestartDecision, decide_restart
-from hetero_fw.policies.retention import RetentionDecision, decide_retention
+from hetero_fw.policies.limits import (
+    COUNTERS,
+    EmergencyDecision,
+    Limit,
+    LimitRule,
+    LimitState,
+    Measure,
+    Reading,
+    after_emergency_save,
+    decide_emergency_save,
+    observe_reading,
+)
+from hetero_fw.policies.mtbf import (
+    AttemptRecord,
+    DeviceGroup,
+    FailureRates,
+    MtbfEstimate,
+    learn_failure_rates,
+)
+from hetero_fw.policies.restart import PERMANENT, FailureKind, RestartDecision, decide_restart
+from hetero_fw.policies.retention import (
+    CommittedCheckpoint,
+    MonitorMode,
+    RetentionDecision,
+    RetentionRule,
+    decide_retention,
+)
 from hetero_fw.policies.saving import SaveDecision, SaveObservation, decide_save
 
 __all__ = [
+    "COUNTERS",
+    "PERMANENT",
+    "AttemptRecord",
+    "CommittedCheckpoint",
+    "DeviceGroup",
+    "EmergencyDecision",
     "FailureKind",
+    "FailureRates",
     "IntervalDecision",
     "IntervalObservation",
     "IntervalPolicy",
     "IntervalRule",
+    "Limit",
+    "LimitRule",
+    "LimitState",
+    "Measure",
+    "MonitorMode",
+    "MtbfEstimate",
+    "Reading",
     "RestartDecision",
     "RetentionDecision",
+    "RetentionRule",
     "SaveDecision",
     "SaveObservation",
+    "after_emergency_save",
+    "daly_interval_s",
+    "decide_emergency_save",
     "decide_interval",
     "decide_restart",
     "decide_retention",
     "decide_save",
-    "estimate_mtbf_s",
+    "learn_failure_rates",
     "linear_scaled_lr",
+    "observe_reading",
     "young_interval_s",
 ]

@@ -1,19 +1,22 @@
 """How many steps to train between two checkpoints.
 
-Young's optimum T = sqrt(2 * C * M) (J. W. Young, "A first order approximation to the optimum
-checkpoint interval", CACM 17(9), 1974), with C what a save costs training (its stall plus the
-slowdown while it is written, not the time to write it) and M the mean time between failures.
+T = sqrt(2 * C * M) (J. W. Young, "A first order approximation to the optimum checkpoint interval",
+CACM 17(9), 1974) where C / M is small, and its higher-order form (J. T. Daly, "A higher order
+estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006) where it is not.
+C is what a save costs training (its stall plus the slowdown while it is written, not the time to
+write it) and M the mean time between failures. Each tier of storage has its own C and interval.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from hetero_fw.errors import ConfigError
+from hetero_fw.policies.mtbf import MtbfEstimate
 
 # Enough saves for a median that one slow save does not move, few enough to follow a drift.
 RECENT_SAVES = 9
@@ -36,15 +39,13 @@ class IntervalRule:
             and the longest one until a failure was seen.
         first_save_step: under `ADAPTIVE`, steps until the first save, which measures the cost and
             proves that the storage works.
-        prior_mtbf_s: mean time between failures assumed before any was seen.
-        prior_strength: how many failures the prior weighs as much as.
+        prior_mtbf_s: mean time between failures assumed before any was seen, see `prior_rates`.
     """
 
     policy: IntervalPolicy = IntervalPolicy.ADAPTIVE
     interval_steps: int = 500
     first_save_step: int = 10
-    prior_mtbf_s: float = 10800.0
-    prior_strength: float = 1.0
+    prior_mtbf_s: float | Mapping[str, float] = 10800.0
 
     def __post_init__(self) -> None:
         rules = {
@@ -56,30 +57,37 @@ class IntervalRule:
             for key, (value, least, rule) in rules.items()
             if value < least
         ]
-        if not self.prior_mtbf_s > 0:
-            problems.append(f"ckpt.prior_mtbf_s={self.prior_mtbf_s} must be above 0 seconds.")
+        problems += [
+            f"{key}={value} must be above 0 seconds."
+            for key, value in self._priors().items()
+            if not value > 0
+        ]
         ConfigError.collect(problems)
+
+    def _priors(self) -> dict[str, float]:
+        key, prior_s = "ckpt.prior_mtbf_s", self.prior_mtbf_s
+        if isinstance(prior_s, Mapping):
+            return {f"{key}.{group}": value for group, value in prior_s.items()}
+        return {key: prior_s}
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalObservation:
-    """What was measured so far, newest last; attempts before this one may be included.
+    """What was measured so far of one tier, newest last; also in attempts before this one.
 
     Attributes:
+        mtbf: how often the cluster fails.
         step_times_s: recent step times without a save in them.
         save_costs_s: stall plus slowdown of each successful save.
         persist_times_s: from the end of staging to the commit, of each successful save.
         num_saves_started: saves this attempt has started, successful or not.
-        num_failures: failures of the whole run.
-        exposure_s: time the whole run was exposed to failures.
     """
 
+    mtbf: MtbfEstimate
     step_times_s: Sequence[float] = ()
     save_costs_s: Sequence[float] = ()
     persist_times_s: Sequence[float] = ()
     num_saves_started: int = 0
-    num_failures: int = 0
-    exposure_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +99,7 @@ class IntervalDecision:
 
 
 def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Optimum seconds of training between two saves that cost `cost_s` each.
+    """First-order optimum of the seconds of training between two saves that cost `cost_s` each.
 
     Raises:
         ValueError: `cost_s` is negative or `mtbf_s` is not positive.
@@ -101,15 +109,17 @@ def young_interval_s(cost_s: float, mtbf_s: float) -> float:
     return math.sqrt(2.0 * cost_s * mtbf_s)
 
 
-def estimate_mtbf_s(
-    num_failures: int, exposure_s: float, prior_mtbf_s: float, prior_strength: float = 1.0
-) -> float:
-    """Mean time between failures after `num_failures` in `exposure_s` seconds.
+def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Higher-order optimum (Daly 2006, eq. 37), which `young_interval_s` is the limit of.
 
-    The failure rate has a Gamma prior worth `prior_strength` failures in `prior_strength *
-    prior_mtbf_s` seconds; this is the inverse of its posterior mean.
+    Raises:
+        ValueError: `cost_s` is negative or `mtbf_s` is not positive.
     """
-    return (prior_strength * prior_mtbf_s + exposure_s) / (prior_strength + num_failures)
+    young_s = young_interval_s(cost_s, mtbf_s)
+    if cost_s >= 2.0 * mtbf_s:
+        return mtbf_s
+    ratio = cost_s / (2.0 * mtbf_s)
+    return young_s * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost_s
 
 
 def decide_interval(rule: IntervalRule, observed: IntervalObservation) -> IntervalDecision:
@@ -146,17 +156,13 @@ def _optimum(rule: IntervalRule, observed: IntervalObservation) -> IntervalDecis
     costs_s = observed.save_costs_s[-RECENT_SAVES:]
     cost_s = max(0.0, statistics.median(costs_s))
     step_s = max(1e-9, statistics.median(observed.step_times_s))
-    mtbf_s = estimate_mtbf_s(
-        observed.num_failures, observed.exposure_s, rule.prior_mtbf_s, rule.prior_strength
-    )
-    optimum_s = young_interval_s(cost_s, mtbf_s)
-    steps, limit = _bounded(max(1, int(optimum_s / step_s)), step_s, rule, observed)
+    optimum_s = daly_interval_s(cost_s, observed.mtbf.mtbf_s)
+    steps, limit = _bounded(max(1, round(optimum_s / step_s)), step_s, rule, observed)
     return IntervalDecision(
         interval_steps=steps,
-        reason=f"adaptive: sqrt(2 x {cost_s:.4g} s x {mtbf_s:.4g} s) = {optimum_s:.4g} s, "
-        f"{steps} steps of {step_s:.4g} s{limit}; cost is the median of {len(costs_s)} saves, "
-        f"MTBF from {observed.num_failures} failures in {observed.exposure_s:.4g} s and a prior "
-        f"of {rule.prior_mtbf_s:.4g} s",
+        reason=f"adaptive: cost {cost_s:.4g} s (median of {len(costs_s)} saves) and "
+        f"{observed.mtbf.reason} make {optimum_s:.4g} s by Young and Daly, "
+        f"{steps} steps of {step_s:.4g} s{limit}",
     )
 
 
@@ -165,7 +171,7 @@ def _bounded(
 ) -> tuple[int, str]:
     """Apply the limits to `steps`; the second value says which one changed it."""
     limit = ""
-    if observed.num_failures == 0 and steps > rule.interval_steps:
+    if observed.mtbf.num_failures == 0 and steps > rule.interval_steps:
         steps = rule.interval_steps
         limit = f" (at most ckpt.interval_steps={steps} until a failure was seen)"
     if observed.persist_times_s:

@@ -4,11 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hetero_fw.errors import ConfigError
 
 # The newest checkpoint can turn out to be unreadable; the one before it must then be there.
 MIN_KEPT = 2
+
+
+class MonitorMode(StrEnum):
+    """Which value of a metric is the better one."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionRule:
+    """What to keep.
+
+    Attributes:
+        keep_latest_k: the newest ones; at least 2.
+        keep_best: as many of those with the best metric; among equal ones the newest.
+        monitor: the metric's name; None: there is no best.
+        keep_every_n_steps: those at multiples of it, for good; None: no such.
+
+    Raises:
+        ConfigError: a number is too small.
+    """
+
+    keep_latest_k: int = 3
+    keep_best: int = 1
+    monitor: str | None = None
+    monitor_mode: MonitorMode = MonitorMode.MIN
+    keep_every_n_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.keep_latest_k < MIN_KEPT:
+            problems.append(
+                f"ckpt.keep_latest_k={self.keep_latest_k} must be at least {MIN_KEPT}: "
+                "the newest checkpoint can turn out to be unreadable."
+            )
+        if self.keep_best < 0:
+            problems.append(f"ckpt.keep_best={self.keep_best} must be at least 0.")
+        if self.keep_every_n_steps is not None and self.keep_every_n_steps < 1:
+            problems.append(
+                f"ckpt.keep_every_n_steps={self.keep_every_n_steps} must be at least 1, or null."
+            )
+        ConfigError.collect(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommittedCheckpoint:
+    """What the policy knows of a published checkpoint.
+
+    Attributes:
+        is_verified: its bytes were compared with its manifest.
+        is_finite: it holds no value that is not finite.
+        metric: its value of the monitored metric; None if it has none.
+    """
+
+    step: int
+    is_verified: bool
+    is_finite: bool = True
+    metric: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,36 +80,54 @@ class RetentionDecision:
 
 
 def decide_retention(
-    committed_steps: Collection[int], *, verified_steps: Collection[int], keep_latest_k: int
+    committed: Collection[CommittedCheckpoint], rule: RetentionRule
 ) -> RetentionDecision:
-    """Delete what is older than the newest `keep_latest_k`, as far as that is safe.
+    """Delete what `rule` does not keep, as far as that is safe.
 
-    Never deleted: the two newest verified checkpoints, and anything that no verified checkpoint
-    is newer than.
-
-    Args:
-        committed_steps: steps of all published checkpoints.
-        verified_steps: those of them whose bytes were checked against their manifest.
-        keep_latest_k: at least 2.
-
-    Raises:
-        ConfigError: `keep_latest_k` is below 2.
+    Never deleted, whatever the rule says: the two newest that are verified and finite, the newest
+    finite one, and anything that no verified and finite one is newer than.
     """
-    if keep_latest_k < MIN_KEPT:
-        raise ConfigError(
-            f"ckpt.keep_latest_k={keep_latest_k} must be at least {MIN_KEPT}: "
-            "the newest checkpoint can turn out to be unreadable."
-        )
-    newest_first = sorted(set(committed_steps), reverse=True)
-    verified = sorted(set(verified_steps) & set(newest_first), reverse=True)
-    if len(verified) == 0:
+    newest_first = sorted(committed, key=lambda checkpoint: checkpoint.step, reverse=True)
+    sound = [item.step for item in newest_first if item.is_verified and item.is_finite]
+    if not sound:
         return RetentionDecision(delete_steps=(), reason="nothing is verified, so nothing goes")
-    protected = set(newest_first[:keep_latest_k]) | set(verified[:MIN_KEPT])
-    delete = tuple(
-        step for step in reversed(newest_first) if step < verified[0] and step not in protected
-    )
-    kept = [step for step in newest_first if step not in delete]
+    best = _best(newest_first, rule)
+    periodic = [item.step for item in newest_first if _is_periodic(item.step, rule)]
+    protected = {
+        *(item.step for item in newest_first[: rule.keep_latest_k]),
+        *sound[:MIN_KEPT],
+        *[item.step for item in newest_first if item.is_finite][:1],
+        *best,
+        *periodic,
+    }
+    steps = [item.step for item in newest_first]
+    delete = tuple(step for step in reversed(steps) if step < sound[0] and step not in protected)
     return RetentionDecision(
         delete_steps=delete,
-        reason=f"keep_latest_k={keep_latest_k}, steps {verified[:MIN_KEPT]} verified: keep {kept}",
+        reason=_reason(rule, sound[:MIN_KEPT], best, kept=[s for s in steps if s not in delete]),
     )
+
+
+def _best(newest_first: Collection[CommittedCheckpoint], rule: RetentionRule) -> list[int]:
+    if rule.monitor is None:
+        return []
+    sign = 1.0 if rule.monitor_mode is MonitorMode.MIN else -1.0
+    ranked = sorted(
+        (sign * item.metric, -item.step)
+        for item in newest_first
+        if item.metric is not None and item.is_finite
+    )
+    return [-negative_step for _, negative_step in ranked[: rule.keep_best]]
+
+
+def _is_periodic(step: int, rule: RetentionRule) -> bool:
+    return rule.keep_every_n_steps is not None and step % rule.keep_every_n_steps == 0
+
+
+def _reason(rule: RetentionRule, sound: list[int], best: list[int], kept: list[int]) -> str:
+    parts = [f"keep_latest_k={rule.keep_latest_k}", f"steps {sound} verified"]
+    if best:
+        parts.append(f"steps {best} best by {rule.monitor}")
+    if rule.keep_every_n_steps is not None:
+        parts.append(f"keep_every_n_steps={rule.keep_every_n_steps}")
+    return f"{', '.join(parts)}: keep {kept}"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 
 import psutil
+
+# Of torch's CPU allocator, of C++ libraries under torch, and of the CUDA runtime.
+_OUT_OF_MEMORY_SIGNS = ("can't allocate memory", "std::bad_alloc", "CUDA error: out of memory")
 
 
 class MemoryMeter:
@@ -36,10 +40,12 @@ def limit_memory(budget_bytes: int) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that a device or an emulated device ran out of memory."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     text = str(error)
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+    return any(sign in text for sign in _OUT_OF_MEMORY_SIGNS)
 
 
 def _data_bytes() -> int:

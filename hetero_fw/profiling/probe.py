@@ -38,17 +38,17 @@ def probe_cuda_devices() -> tuple[str, ...]:
 
 def match_device(nvml_name: str, memory_gib: float | None = None) -> str | None:
     """Catalog key of a device by the name its driver reports, None if it is not known."""
-    text = nvml_name.lower().replace("-", " ").replace("_", " ")
-    words = set(text.split())
+    text = nvml_name.lower().replace("-", " ").replace("_", " ").replace("rtx ", "rtx")
+    # Whole words: an L40 is no L4, a GH200 no H200 and a T400 no T4.
+    words = text.split()
     candidates = []
     for key in DEVICES:
         model, _, memory = key.partition("-")
-        if model in words or model in text.replace(" ", ""):
+        if model in words:
             gib = float(memory.removesuffix("gb")) if memory.endswith("gb") else None
-            exact = memory and memory in text.replace(" ", "")
             distance = abs(gib - memory_gib) if gib and memory_gib else 0.0
-            candidates.append((not exact, distance, -len(model), key))
-    return min(candidates)[3] if candidates else None
+            candidates.append((memory not in words, distance, key))
+    return min(candidates)[2] if candidates else None
 
 
 def probe_local_groups() -> dict[str, dict[str, Any]]:

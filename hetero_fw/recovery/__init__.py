@@ -2,9 +2,10 @@
 
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
 from hetero_fw.recovery.failure import RankFailure, write_failure
+from hetero_fw.recovery.fork_server import share_fork_server
 from hetero_fw.recovery.heartbeat import Heartbeat
 from hetero_fw.recovery.lifeline import die_with_parent
-from hetero_fw.recovery.stop import StopRequest
+from hetero_fw.recovery.stop import SaveRequest, StopRequest
 from hetero_fw.recovery.store import StoreAddress
 from hetero_fw.recovery.supervisor import AttemptSpec, RecoveryConfig, RunOutcome, Supervisor
 
@@ -17,9 +18,11 @@ __all__ = [
     "RankFailure",
     "RecoveryConfig",
     "RunOutcome",
+    "SaveRequest",
     "StopRequest",
     "StoreAddress",
     "Supervisor",
     "die_with_parent",
+    "share_fork_server",
     "write_failure",
 ]

@@ -8,18 +8,16 @@ attempts are numbered alike everywhere and no rendezvous ever meets its own past
 from __future__ import annotations
 
 import logging
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hetero_fw.recovery import rendezvous
+from hetero_fw.recovery.fork_server import share_fork_server
 from hetero_fw.recovery.lifeline import die_with_parent
 from hetero_fw.recovery.store import StoreAddress
 
@@ -55,7 +53,8 @@ def run_agent(job: AgentJob) -> None:
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    _share_fork_server()
+    share_fork_server()
+    os.environ["TORCH_MP_PARALLEL_START"] = "0"
     rendezvous.register()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
@@ -79,15 +78,3 @@ def run_agent(job: AgentJob) -> None:
     except ChildFailedError:
         # The rank has left its own report; this status only says that the node's part failed.
         raise SystemExit(1) from None
-
-
-def _share_fork_server() -> None:
-    """Start ranks from the supervisor's fork server, which has everything imported.
-
-    A process that came from a fork server holds its address, but `ensure_running` starts a
-    second, empty server all the same, because it is not that server's parent (CPython 3.11).
-    """
-    server: Any = multiprocessing.forkserver._forkserver
-    if server._forkserver_address is not None and server._forkserver_pid is None:
-        server.ensure_running = multiprocessing.resource_tracker.ensure_running
-    os.environ["TORCH_MP_PARALLEL_START"] = "0"

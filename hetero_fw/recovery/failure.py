@@ -62,6 +62,10 @@ def read_failures(folder: Path) -> list[RankFailure]:
     """All reports in `folder`, earliest first: the first is the cause, the rest follow from it."""
     reports = []
     for path in folder.glob("failure-*.json"):
-        data = json.loads(path.read_text())
-        reports.append(RankFailure(**{**data, "kind": FailureKind(data["kind"])}))
+        try:
+            data = json.loads(path.read_text())
+            reports.append(RankFailure(**{**data, "kind": FailureKind(data["kind"])}))
+        except (ValueError, TypeError, KeyError):
+            # Torn, by a full disk say: the rank's end is known all the same.
+            continue
     return sorted(reports, key=lambda report: report.time_s)

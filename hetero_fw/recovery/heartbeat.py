@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
+
+# Longest time between two looks that counts as silence.
+_GAP_S = 2.0
 
 
 class Heartbeat:
@@ -40,9 +44,33 @@ class Heartbeat:
                 continue
 
 
-def silence_s(path: Path) -> float:
-    """Seconds since the last beat; 0 if there has been none yet."""
-    try:
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
+class Silence:
+    """How long a rank has given no sign of life, in the time of the process that listens.
+
+    Clocks are not compared and gaps between looks hardly count: a clock that is set, or a run
+    that was suspended as a whole, must not look like ranks that hang.
+
+    Args:
+        paths: files whose time stamps are signs of life; those that are missing are passed over.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
+        self._stamp: int | None = None
+        self._looked_s = time.monotonic()
+        self._silent_s = 0.0
+
+    def look(self) -> float:
+        """Seconds without a sign of life so far; to be called every second or more often."""
+        stamp, now_s = self._newest_stamp(), time.monotonic()
+        is_new = stamp != self._stamp
+        self._silent_s = 0.0 if is_new else self._silent_s + min(now_s - self._looked_s, _GAP_S)
+        self._stamp, self._looked_s = stamp, now_s
+        return self._silent_s
+
+    def _newest_stamp(self) -> int | None:
+        stamps = []
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                stamps.append(path.stat().st_mtime_ns)
+        return max(stamps, default=None)

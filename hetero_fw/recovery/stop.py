@@ -1,8 +1,9 @@
-"""Requests to stop: a signal handler that only notes the signal."""
+"""Requests to stop or to save: signal handlers that only note the signal."""
 
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 
 
@@ -16,6 +17,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_number = 0
         self.num_received = 0
+        self._received_s = 0.0
 
     def listen(self, *signals: signal.Signals) -> None:
         """Install the handler; main thread only."""
@@ -24,4 +26,36 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.num_received += 1
-        self.signal_number = self.signal_number or number
+        if not self.signal_number:
+            self._received_s = time.monotonic()
+            self.signal_number = number
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the first signal came, 0 if none has."""
+        return time.monotonic() - self._received_s if self.signal_number else 0.0
+
+
+class SaveRequest:
+    """Remembers the newest signal that asks for a save; the run goes on after it."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._received_s = 0.0
+
+    def listen(self, *signals: signal.Signals) -> None:
+        """Install the handler; main thread only."""
+        for number in signals:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received_s = time.monotonic()
+        self._number = number
+
+    def pending(self, since_s: float = float("-inf")) -> int:
+        """Number of the signal that waits for an answer and came after `since_s`, 0 if none."""
+        return self._number if self._received_s > since_s else 0
+
+    def clear(self) -> None:
+        """The request is answered."""
+        self._number = 0

@@ -16,15 +16,21 @@ from hetero_fw.policies import FailureKind, decide_restart
 from hetero_fw.recovery.agent import AgentJob, run_agent
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
 from hetero_fw.recovery.failure import RankFailure
-from hetero_fw.recovery.heartbeat import silence_s
+from hetero_fw.recovery.fork_server import start_fork_server
+from hetero_fw.recovery.heartbeat import Silence
 from hetero_fw.recovery.processes import Watched, kill_all, wait_any
-from hetero_fw.recovery.stop import StopRequest
+from hetero_fw.recovery.relay import SignalRelay
+from hetero_fw.recovery.stop import SaveRequest, StopRequest
 from hetero_fw.recovery.store import LOOPBACK, StoreAddress
 
 _POLL_S = 0.5
 _START_POLL_S = 0.02
 _REPORT_GRACE_S = 0.3
 _KILL_TIMEOUT_S = 10.0
+# What may come of a stop signal that reaches processes before they can save.
+_LOST = frozenset(
+    {FailureKind.PROCESS_KILLED, FailureKind.AGENT_LOST, FailureKind.HEARTBEAT_MISSED}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,8 @@ class RecoveryConfig:
         heartbeat_max_missed: beats a rank may miss before it is killed.
         process_group_timeout_s: bound on every collective.
         start_timeout_s: bound on all ranks of an attempt having started.
+        signals: names of the signals that end the run.
+        grace_s: time from the first of them until ranks that still run are killed.
     """
 
     max_restarts: int = 3
@@ -46,6 +54,8 @@ class RecoveryConfig:
     heartbeat_max_missed: int = 3
     process_group_timeout_s: float = 300.0
     start_timeout_s: float = 120.0
+    signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+    grace_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +84,7 @@ class Supervisor:
         entrypoint: module-level function that every rank runs.
         preload: modules that the fork server imports once, so that a restart need not.
         stop: where stop signals are noted; they are passed on to every rank.
+        save: where signals are noted after which the run goes on; one rank is told.
         announce: shows a failure to people, once.
     """
 
@@ -85,6 +96,7 @@ class Supervisor:
         entrypoint: Callable[[str], None],
         preload: Sequence[str],
         stop: StopRequest,
+        save: SaveRequest,
         announce: Callable[[str], None],
     ) -> None:
         self.announce = announce
@@ -92,8 +104,9 @@ class Supervisor:
         self._config = config
         self._entrypoint = entrypoint
         self._stop = stop
+        self._save = save
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preload))
+        start_fork_server(preload)
         self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
 
     @property
@@ -141,9 +154,11 @@ class Supervisor:
         return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=reason)
 
     def _given_up(self, failure: RankFailure, reason: str, step: int, attempt: int) -> RunOutcome:
-        if self._stop.signal_number and failure.kind is FailureKind.PROCESS_KILLED:
+        if self._stop.signal_number and failure.kind in _LOST:
             name = _signal_name(self._stop.signal_number)
             text = f"stopped by {name} before a last checkpoint was complete"
+            if self.relay().is_grace_over:
+                text += f", killed after recovery.grace_s={self._config.grace_s:g}"
             return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=text)
         text = f"rank {failure.rank} on {failure.node}: {failure.detail}. {reason}"
         return RunOutcome(status=Status.FAILED, step=step, attempt=attempt, reason=text)
@@ -168,9 +183,9 @@ class Supervisor:
     def config(self) -> RecoveryConfig:
         return self._config
 
-    @property
-    def stop(self) -> StopRequest:
-        return self._stop
+    def relay(self) -> SignalRelay:
+        """What passes signals on to the ranks of one attempt."""
+        return SignalRelay(self._stop, self._save, grace_s=self._config.grace_s)
 
     @property
     def run_dir(self) -> RunDirectory:
@@ -188,8 +203,9 @@ class _Attempt:
         self._files = AttemptFiles(supervisor.run_dir.attempt_path(spec.attempt) / "ranks")
         self._node_of = {rank: node.node for node in spec.nodes for rank in node.ranks}
         self._ranks: dict[int, Watched] = {}
+        self._silences: dict[int, Silence] = {}
         self._agents: dict[str, ForkServerProcess] = {}
-        self._forwarded = 0
+        self._relay = supervisor.relay()
         self._step = -1
 
     def run(self) -> RankEnd | RankFailure:
@@ -213,7 +229,7 @@ class _Attempt:
         deadline_s = time.monotonic() + self._config.start_timeout_s
         while True:
             self._find_ranks()
-            self._forward_stop()
+            self._relay.forward(list(self._ranks.values()))
             self._update_status()
             failure = self._find_failure()
             if failure is not None:
@@ -233,18 +249,10 @@ class _Attempt:
                 pid = self._files.pid(rank)
                 if pid is not None:
                     self._ranks[rank] = Watched(pid)
-
-    def _forward_stop(self) -> None:
-        stop = self._supervisor.stop
-        if stop.num_received >= 2:
-            kill_all(list(self._ranks.values()), _KILL_TIMEOUT_S)
-        elif stop.signal_number and len(self._ranks) > self._forwarded:
-            # Ranks ignore SIGINT: a terminal sends it to them as well, and to each on its own.
-            is_interrupt = stop.signal_number == signal.SIGINT
-            number = signal.SIGTERM if is_interrupt else signal.Signals(stop.signal_number)
-            for rank in self._ranks.values():
-                rank.send(number)
-            self._forwarded = len(self._ranks)
+                    # A rank may also hang before its first beat.
+                    self._silences[rank] = Silence(
+                        self._files.pid_path(rank), self._files.heartbeat_path(rank)
+                    )
 
     def _update_status(self) -> None:
         run_dir = self._supervisor.run_dir
@@ -310,12 +318,17 @@ class _Attempt:
 
     def _silent_rank(self) -> RankFailure | None:
         limit_s = self._config.heartbeat_interval_s * self._config.heartbeat_max_missed
-        for rank in self._ranks:
-            silent_s = silence_s(self._files.heartbeat_path(rank))
-            if silent_s > limit_s and self._files.end(rank) is None:
-                detail = f"no sign of life for {silent_s:.1f} s (limit {limit_s:.1f} s)"
-                self._events.write(EventName.HEARTBEAT_MISSED, failed_rank=rank, detail=detail)
-                return self._failure(rank, FailureKind.HEARTBEAT_MISSED, detail)
+        for rank, silence in self._silences.items():
+            silent_s = silence.look()
+            if silent_s <= limit_s:
+                continue
+            if self._files.end(rank) is not None:
+                # Its work is done; a thread of the user's or of a logger keeps it from leaving.
+                self._ranks[rank].send(signal.SIGKILL)
+                continue
+            detail = f"no sign of life for {silent_s:.1f} s (limit {limit_s:.1f} s)"
+            self._events.write(EventName.HEARTBEAT_MISSED, failed_rank=rank, detail=detail)
+            return self._failure(rank, FailureKind.HEARTBEAT_MISSED, detail)
         return None
 
     def _did_not_start(self) -> RankFailure:

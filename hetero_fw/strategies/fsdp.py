@@ -145,15 +145,19 @@ class HeteroFSDPStrategy(ParallelStrategy):
 
     @override
     def training_step(self, batch: list[MicroBatch], batch_idx: int) -> Tensor:
-        """Compute this rank's share of step `batch_idx` up to the reduced gradients."""
+        """Compute this rank's share of a step up to the reduced gradients.
+
+        The module's `batch_idx` is the step: Lightning's own count starts at 0 in each attempt.
+        """
         module = self.lightning_module
         assert module is not None
         self._begin_step()
+        step = module.trainer.global_step
         accumulated = accumulate(
             batch,
             exchange=self.exchange,
             count_targets=self._count_targets,
-            forward=lambda part: self._forward(part, batch_idx),
+            forward=lambda part: self._forward(part, step),
             backward=self._backward,
         )
         self._result = self._finish_step(accumulated)
@@ -199,12 +203,14 @@ class HeteroFSDPStrategy(ParallelStrategy):
 
     def _finish_step(self, accumulated: AccumulatedLoss) -> StepResult:
         """Hold to the emulated speed, then learn what the other ranks have got."""
+        assert self.model is not None
+        # On an accelerator this waits for the gradients, so it belongs to the time of computing.
+        norm_squared = squared_norm(local_gradients(self.model.parameters()))
         stretch, compute_s = self._pace()
         notes = self.make_notes() if self.make_notes is not None else {}
-        assert self.model is not None
         report = StepReport(
             loss=accumulated.local,
-            squared_norm=squared_norm(local_gradients(self.model.parameters())),
+            squared_norm=norm_squared,
             compute_s=compute_s,
             memory_bytes=float(self._memory_bytes()),
             **notes,

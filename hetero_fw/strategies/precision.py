@@ -26,7 +26,7 @@ class HeteroPrecision(LightningPrecision):
     is not finite changes no weight on any rank: all see the same norm, so all skip.
 
     Args:
-        on_skipped: called when a step is skipped, with the norm that was seen.
+        on_skipped: called when a step is skipped, with its number and the norm that was seen.
         max_skipped: steps in a row that may be skipped before training fails.
     """
 
@@ -35,7 +35,7 @@ class HeteroPrecision(LightningPrecision):
         *,
         precision: Precision,
         device_type: str,
-        on_skipped: Callable[[float], None] | None = None,
+        on_skipped: Callable[[int, float], None] | None = None,
         max_skipped: int = 25,
     ) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class HeteroPrecision(LightningPrecision):
     ) -> Any:
         result = closure()
         if not self.is_finite:
-            self._skip(optimizer)
+            self._skip(optimizer, step=model.trainer.global_step + 1)
             return result
         self._num_skipped = 0
         if self.loss_scale.scale != 1.0:
@@ -94,7 +94,7 @@ class HeteroPrecision(LightningPrecision):
         optimizer.step(**kwargs)
         return result
 
-    def _skip(self, optimizer: Steppable) -> None:
+    def _skip(self, optimizer: Steppable, *, step: int) -> None:
         """Drop the gradients: a zero gradient would still move weights through momentum."""
         for group in optimizer.param_groups:  # type: ignore[attr-defined]
             for parameter in group["params"]:
@@ -102,7 +102,7 @@ class HeteroPrecision(LightningPrecision):
         self.loss_scale.update(is_finite=False)
         self._num_skipped += 1
         if self._on_skipped is not None:
-            self._on_skipped(self.norm)
+            self._on_skipped(step, self.norm)
         if self._num_skipped > self._max_skipped:
             raise FloatingPointError(
                 f"the gradient was not finite in {self._num_skipped} steps in a row; the model "

@@ -45,16 +45,14 @@ def tracked_files() -> list[Path]:
     if listing.returncode == 0:
         names = [name for name in listing.stdout.split("\0") if name]
         return [path for name in names if (path := REPOSITORY / name).is_file()]
-    skipped = {".git", ".venv", "outputs", "__pycache__"}
-    found = (path for path in REPOSITORY.rglob("*") if path.is_file())
-    return [
-        path
-        for path in found
-        if not any(
-            part in skipped or part.endswith(("_cache", ".egg-info"))
-            for part in path.relative_to(REPOSITORY).parts
-        )
-    ]
+    files = (path for path in REPOSITORY.rglob("*") if path.is_file())
+    return [p for p in files if not any(map(_is_leftover, p.relative_to(REPOSITORY).parts))]
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether .gitignore has it: caches and what runs write."""
+    is_hidden = name.startswith(".") and name not in TOP_LEVEL
+    return is_hidden or name in {".git", "__pycache__", "outputs"} or name.endswith(".egg-info")
 
 
 def product_files() -> list[Path]:

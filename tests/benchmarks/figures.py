@@ -19,7 +19,7 @@ def steady_rows(run_dir: Path) -> list[dict[str, Any]]:
     return read_metrics(run_dir / "metrics.csv")[NUM_WARMUP_STEPS:]
 
 
-def median(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+def column_median(rows: Sequence[Mapping[str, Any]], column: str) -> float:
     return statistics.median(float(row[column]) for row in rows)
 
 

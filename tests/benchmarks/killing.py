@@ -13,7 +13,7 @@ NUM_KILLS = 10
 NUM_RANKS = 4
 # Each kill finds a few steps done since the restart, and a checkpoint among them.
 STEPS_BETWEEN_KILLS = 8
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
 

@@ -18,6 +18,7 @@ from tests.benchmarks.figures import show, spread
 from tests.benchmarks.killing import (
     NUM_KILLS,
     NUM_RANKS,
+    START_TIMEOUT_S,
     STEPS_BETWEEN_KILLS,
     Recovery,
     StepMark,
@@ -25,7 +26,7 @@ from tests.benchmarks.killing import (
 )
 from tests.conftest import MARKER, REPOSITORY, TrainRun
 
-pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
 NUM_STEPS = STEPS_BETWEEN_KILLS * (NUM_KILLS + 1)
 SAVE_INTERVAL_STEPS = 5
@@ -188,7 +189,8 @@ def test_stock_torchrun(tmp_path: Path, env: dict[str, str], framework_line: lis
     show(
         *framework_line,
         " ".join(["torchrun", *(f"{name}={value}" for name, value in env.items())])
-        + f": {len(times_s)} of {NUM_KILLS} kills recovered from, with {num_failed} failed restarts "
-        f"on the way; {num_lost} kills ended the job; kill to next step {spread(times_s)}",
+        + f": {len(times_s)} of {NUM_KILLS} kills recovered from, {num_failed} failed restarts on "
+        f"the way; {num_lost} without a step for {START_TIMEOUT_S:.0f} s; "
+        f"kill to next step {spread(times_s)}",
         ", ".join(f"{value:.2f}" for value in times_s),
     )

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hetero_fw.planning import ParallelPlan
-from tests.benchmarks.figures import median, show, steady_rows
+from tests.benchmarks.figures import column_median, show, steady_rows
 from tests.conftest import TrainRun
 
-pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
 NUM_STEPS = 30
 NUM_TURNS = 2
@@ -39,16 +39,16 @@ class SplitRun:
 
     @property
     def step_s(self) -> float:
-        return median(self.rows, "step_time_s")
+        return column_median(self.rows, "step_time_s")
 
     @property
     def samples_per_s(self) -> float:
-        return median(self.rows, "samples_per_s")
+        return column_median(self.rows, "samples_per_s")
 
     def speeds(self) -> dict[str, float]:
         """Samples per second of computing of one device of each group, as measured."""
         return {
-            rank.group: rank.num_samples / median(self.rows, f"compute_s_{rank.group}")
+            rank.group: rank.num_samples / column_median(self.rows, f"compute_s_{rank.group}")
             for rank in self.plan.ranks
         }
 
@@ -60,7 +60,7 @@ class SplitRun:
         return (
             f"{name:<8} {self.samples_per_s:7.1f} samples/s  step {self.step_s:.4f} s  "
             f"predicted {self.plan.step_s:.4f} s  error {error:+.1%}  "
-            f"stretch {median(self.rows, 'emulation_stretch'):.3f}"
+            f"stretch {column_median(self.rows, 'emulation_stretch'):.3f}"
         )
 
     def speed_line(self, name: str) -> str:
@@ -104,7 +104,7 @@ def _dilation(train: Train, run_dir: Path) -> float:
 
 
 def _measure(train: Train, run_dir: Path, *overrides: str) -> SplitRun:
-    run = train(f"trainer.max_steps={NUM_STEPS}", "ckpt=none", *overrides, timeout_s=200.0)
+    run = train(f"trainer.max_steps={NUM_STEPS}", "ckpt=none", *overrides, timeout_s=400.0)
     assert run.returncode == 0, run.output
     measured = SplitRun.of(run_dir)
     # The next run starts afresh under the same name.

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hetero_fw.checkpoint import (
+    AttemptDirectories,
     CheckpointSaver,
     SaveOutcome,
     buffer_names,
@@ -37,8 +38,10 @@ from tests.unit.checkpoint.examples import (
     PREFIX,
     WAIT_S,
     Model,
+    claimed,
     content_digest,
     make_optimizer,
+    published,
     train,
     trained,
 )
@@ -61,10 +64,10 @@ def shared_store(rank: int, group: dist.ProcessGroup) -> dist.Store:
 def make_saver(
     root: Path, rank: int, group: dist.ProcessGroup, timeout_s: float = WAIT_S
 ) -> CheckpointSaver:
+    own = claimed(root) if rank == 0 else AttemptDirectories(root=root, attempt=1)
     return CheckpointSaver(
-        root=root,
+        directories=own,
         prefix=PREFIX,
-        attempt=1,
         rank=rank,
         world_size=group.size(),
         store=shared_store(rank, group),
@@ -125,9 +128,8 @@ def test_any_number_of_ranks_restores_what_any_other_saved(tmp_path: Path) -> No
         expected += [content_digest(module, optimizer), weights_digest(module)]
         tensors, own = flatten_training_state(module, optimizer)
         saver = CheckpointSaver(
-            root=tmp_path / "start" / kind,
+            directories=claimed(tmp_path / "start" / kind),
             prefix=PREFIX,
-            attempt=1,
             rank=0,
             world_size=1,
             store=None,
@@ -235,7 +237,7 @@ def test_a_write_error_of_one_rank_is_every_ranks_verdict(tmp_path: Path) -> Non
         assert "rank 2: [Errno 28] No space left on device" in found[1][2]
         assert wait_s < 10.0
     assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [3, 1]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(published(tmp_path)) == 2
 
 
 def hang_on_rank_1(rank: int, group: dist.ProcessGroup, root: str) -> Any:
@@ -271,7 +273,7 @@ def test_a_rank_that_hangs_in_its_write_holds_nobody_for_long(tmp_path: Path) ->
         assert "no report from ranks [1] in time" in found[0][2]
         assert "steps [1] are still being saved" in found[1][2]
         assert wait_s < 8.0
-    assert [path.name for path in tmp_path.iterdir()] == ["hetero_ckpt-step-00000003"]
+    assert published(tmp_path) == ["hetero_ckpt-step-00000003"]
 
 
 def plan_misfit(rank: int, group: dist.ProcessGroup, root: str) -> Any:

@@ -1,115 +1,112 @@
-"""A process that is killed anywhere in a save leaves a run that resumes, and nothing else."""
+"""A process that is killed at any point of a save leaves a run that resumes, and nothing else."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from hetero_fw.checkpoint import (
-    checkpoint_path,
-    commit,
-    directories,
-    find_restorable,
-    load_checkpoint,
-    remove_stale_temporaries,
-    shard_file,
-    writer,
+from hetero_fw.checkpoint import SavePoint, commit
+from tests.distributed.interrupted_saves import (
+    KEEP_TWO,
+    SAVE_TIMEOUT_S,
+    START_S,
+    Interruption,
+    interruption_at,
+    restorable,
+    save_together,
+    saving_process,
 )
-from tests.unit.checkpoint.examples import PREFIX, make_saver, save, weights
+from tests.unit.checkpoint.examples import claimed, fill, make_saver, published, save, weights
 
-START_S = 60.0
-
-
-def die(*args: object, **kwargs: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def torn_write(descriptor: int, piece: memoryview) -> None:
-    os.write(descriptor, piece[: len(piece) // 2])
-    die()
+POINTS = list(SavePoint)
+OF_A_NEW_STEP = [point for point in POINTS if point is not SavePoint.SET_ASIDE]
+IS_PUBLISHED_AT = POINTS.index(SavePoint.PUBLISHED)
+KILL = signal.SIGKILL
 
 
-def torn_text(path: Path, text: str) -> None:
-    path.write_text(text[: len(text) // 2])
-    die()
+def kill_in_save(root: Path, step: int, value: int, interruption: Interruption) -> None:
+    with saving_process(root, step, value, interruption) as process:
+        process.join(START_S)
+        assert process.exitcode == -KILL
 
 
-def die_before_second_rename() -> None:
-    real, calls = Path.rename, []
-
-    def rename(self: Path, target: Path) -> Path:
-        calls.append(target)
-        if len(calls) > 1:
-            die()
-        return real(self, target)
-
-    Path.rename = rename  # type: ignore[method-assign,assignment]
-
-
-# Where to die, and the step that must be restorable afterwards; step 1 is published before.
-CRASH_POINTS: dict[str, tuple[Callable[[], object], int]] = {
-    "before the shard": (lambda: setattr(writer, "write_own_shard", die), 1),
-    "in the shard": (lambda: setattr(shard_file, "_write_all", torn_write), 1),
-    "before the manifest": (lambda: setattr(writer, "commit", die), 1),
-    "in the manifest": (lambda: setattr(commit, "write_text", torn_text), 1),
-    "before publishing": (lambda: setattr(commit, "publish", die), 1),
-    "after publishing": (lambda: setattr(directories, "sync_directory", die), 2),
-}
+def save_again(root: Path, step: int, value: int) -> None:
+    """The next attempt clears up and can save the interrupted step."""
+    saver = make_saver(root, attempt=2, retention=KEEP_TWO)
+    assert save(saver, step, weights(value)).ok
+    assert restorable(root) == (step, value)
+    assert len(published(root)) == 2
+    hidden = {path.name for path in root.iterdir()} - set(published(root))
+    assert hidden == {".staging-2", ".retired-2"}
+    assert not [path for name in hidden for path in (root / name).iterdir()]
 
 
-def die_in_save(point: str, root: str, step: int) -> None:
-    saver = make_saver(Path(root))
-    if point == "between the renames":
-        die_before_second_rename()
-    else:
-        CRASH_POINTS[point][0]()
-    save(saver, step, weights(step))
+@pytest.mark.parametrize("point", OF_A_NEW_STEP)
+def test_what_loads_is_the_last_published_step(tmp_path: Path, point: SavePoint) -> None:
+    root = tmp_path / "checkpoints"
+    fill(root, [1, 2, 3])
+    kill_in_save(root, 4, 4, interruption_at(point, KILL))
+    last = 4 if POINTS.index(point) >= IS_PUBLISHED_AT else 3
+    assert restorable(root) == (last, last)
+    claimed(root, attempt=2)
+    assert restorable(root) == (last, last)
+    save_again(root, 4, 104)
 
 
-def run_until_killed(point: str, root: Path, step: int) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "lightning.pytorch"])
-    process = context.Process(target=die_in_save, args=(point, str(root), step))
-    process.start()
-    process.join(START_S)
-    exitcode = process.exitcode
-    process.kill()
-    process.join(5.0)
-    assert exitcode == -signal.SIGKILL
+@pytest.mark.parametrize(
+    "point", [SavePoint.PUBLISHING, SavePoint.SET_ASIDE, SavePoint.PUBLISHED, SavePoint.RETIRING]
+)
+def test_replacing_a_checkpoint_never_loses_both(tmp_path: Path, point: SavePoint) -> None:
+    root = tmp_path / "checkpoints"
+    fill(root, [1, 2, 3])
+    kill_in_save(root, 3, 103, interruption_at(point, KILL))
+    claimed(root, attempt=2)
+    is_replaced = POINTS.index(point) >= IS_PUBLISHED_AT
+    assert restorable(root) == (3, 103 if is_replaced else 3)
+    save_again(root, 3, 203)
 
 
-def restorable_step(root: Path) -> int:
-    info = find_restorable(root, PREFIX, lambda path, reason: pytest.fail(reason))
-    assert info is not None
-    loaded = weights(0)
-    load_checkpoint(info.path, loaded)
-    assert torch.equal(loaded["model.weight"], weights(info.step)["model.weight"])
-    return info.step
+def test_a_torn_manifest_is_never_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tear(path: Path, text: str) -> None:
+        path.write_text(text[: len(text) // 2])
+        raise OSError(5, "Input/output error")
 
-
-@pytest.mark.parametrize("point", CRASH_POINTS)
-def test_what_loads_is_the_last_published_step(tmp_path: Path, point: str) -> None:
-    assert save(make_saver(tmp_path), 1, weights(1)).ok
-    run_until_killed(point, tmp_path, step=2)
-    assert restorable_step(tmp_path) == CRASH_POINTS[point][1]
-    # The next attempt cleans up and can save the interrupted step.
-    saver = make_saver(tmp_path, attempt=2)
-    assert restorable_step(tmp_path) == CRASH_POINTS[point][1]
+    saver = make_saver(tmp_path)
+    assert save(saver, 1, weights(1)).ok
+    with monkeypatch.context() as context:
+        context.setattr(commit, "write_text", tear)
+        assert not save(saver, 2, weights(2)).ok
+    assert restorable(tmp_path) == (1, 1)
     assert save(saver, 2, weights(2)).ok
-    assert restorable_step(tmp_path) == 2
-    assert {path.name[-2:] for path in tmp_path.iterdir()} == {"01", "02"}
 
 
-def test_replacing_a_checkpoint_never_loses_both(tmp_path: Path) -> None:
-    assert save(make_saver(tmp_path), 1, weights(1)).ok
-    run_until_killed("between the renames", tmp_path, step=1)
-    assert not checkpoint_path(tmp_path, PREFIX, 1).exists()
-    remove_stale_temporaries(tmp_path, PREFIX, attempt=2)
-    assert restorable_step(tmp_path) == 1
-    assert len(list(tmp_path.iterdir())) == 1
+@pytest.mark.parametrize(
+    ("victim", "point", "is_published"),
+    [
+        (0, SavePoint.STAGED, False),
+        (0, SavePoint.SHARD_SYNCED, False),
+        (0, SavePoint.PUBLISHING, False),
+        (0, SavePoint.PUBLISHED, True),
+        (1, SavePoint.STAGED, False),
+        (1, SavePoint.SHARD_PIECE, False),
+        (1, SavePoint.SHARD_SYNCED, False),
+    ],
+)
+def test_no_rank_waits_longer_than_the_bound(
+    tmp_path: Path, victim: int, point: SavePoint, is_published: bool
+) -> None:
+    root = tmp_path / "checkpoints"
+    claimed(root)
+    (survivor,) = save_together(root, victim, Interruption(point=point, signal_number=KILL))
+    assert survivor["ok"] == [True, False]
+    assert survivor["wait_s"] < 1.25 * SAVE_TIMEOUT_S + 2.0
+    assert ("no verdict from rank 0" if victim == 0 else "ranks [1]") in survivor["reason"]
+    last = 2 if is_published else 1
+    assert restorable(root) == (last, last)
+    saver = make_saver(root, attempt=2)
+    assert save(saver, 2, weights(102)).ok
+    assert restorable(root) == (2, 102)

@@ -10,7 +10,13 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from hetero_fw.checkpoint import CheckpointSaver, SaveOutcome, flatten_training_state
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    CheckpointSaver,
+    SaveOutcome,
+    claim_attempt,
+    flatten_training_state,
+)
 
 PREFIX = "hetero_ckpt"
 WAIT_S = 30.0
@@ -57,20 +63,32 @@ def trained(seed: int = 0, kind: str = "adamw") -> tuple[Model, Optimizer]:
     return module, optimizer
 
 
-def make_saver(root: Path, events: Events | None = None, **options: Any) -> CheckpointSaver:
+def claimed(root: Path, attempt: int = 1) -> AttemptDirectories:
+    """The directories of an attempt that begins here, or has begun already."""
+    own = AttemptDirectories(root=root, attempt=attempt)
+    return own if own.staging.is_dir() else claim_attempt(root, attempt)
+
+
+def published(root: Path) -> list[str]:
+    """Names in `root`, without the directories that attempts work in."""
+    return sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
+
+
+def make_saver(
+    root: Path, events: Events | None = None, *, attempt: int = 1, **options: Any
+) -> CheckpointSaver:
     def on_event(event: str, step: int, fields: dict[str, Any]) -> None:
         if events is not None:
             events.append((event, step, fields))
 
     settings: dict[str, Any] = {
-        "attempt": 1,
         "is_async": True,
         "plan_fingerprint": "plan",
         "timeout_s": WAIT_S,
         **options,
     }
     return CheckpointSaver(
-        root=root,
+        directories=claimed(root, attempt),
         prefix=PREFIX,
         rank=0,
         world_size=1,

@@ -8,14 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetero_fw.checkpoint import list_checkpoints, load_checkpoint, read_manifest, verify_checkpoint
+from hetero_fw.checkpoint import (
+    Metric,
+    SavePoint,
+    list_checkpoints,
+    load_checkpoint,
+    read_manifest,
+    verify_checkpoint,
+)
 from hetero_fw.checkpoint.commit import write_own_shard
-from hetero_fw.errors import CheckpointError
-from tests.unit.checkpoint.examples import PREFIX, WAIT_S, Events, make_saver, save, weights
-
-
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+from hetero_fw.policies import RetentionRule
+from tests.unit.checkpoint.examples import (
+    PREFIX,
+    WAIT_S,
+    Events,
+    make_saver,
+    published,
+    save,
+    weights,
+)
 
 
 def test_a_save_is_published_and_reads_back(tmp_path: Path) -> None:
@@ -24,8 +35,8 @@ def test_a_save_is_published_and_reads_back(tmp_path: Path) -> None:
     outcome = save(saver, 500, weights(500))
     assert outcome.ok
     assert outcome.path == tmp_path / "hetero_ckpt-step-00000500"
-    assert names(tmp_path) == ["hetero_ckpt-step-00000500"]
-    assert names(outcome.path) == ["manifest.json", "shard-00000.bin"]
+    assert published(tmp_path) == ["hetero_ckpt-step-00000500"]
+    assert published(outcome.path) == ["manifest.json", "shard-00000.bin"]
     verify_checkpoint(outcome.path)
     loaded = {fqn: torch.zeros_like(tensor) for fqn, tensor in weights(500).items()}
     assert load_checkpoint(outcome.path, loaded) == {"step": 500}
@@ -173,7 +184,7 @@ def test_values_that_are_not_finite_are_never_published(
     assert not outcome.ok
     assert f"{fqn} is not finite" in outcome.reason
     assert events[-1][0] == "checkpoint_failed"
-    assert names(tmp_path) == []
+    assert published(tmp_path) == []
     assert save(saver, 1, weights(1)).ok
 
 
@@ -252,12 +263,6 @@ def test_storage_that_is_gone_fails_the_save_and_the_next_one_works(tmp_path: Pa
     assert [info.step for info in list_checkpoints(root, PREFIX)] == [2, 1]
 
 
-def test_a_root_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot keep checkpoints in"):
-        make_saver(tmp_path / "file" / "checkpoints")
-
-
 def test_a_failed_publish_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = make_saver(tmp_path)
     assert save(saver, 1, weights(1)).ok
@@ -272,7 +277,7 @@ def test_a_failed_publish_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
         context.setattr(os, "fsync", failing)
         assert not save(saver, 1, weights(2)).ok
         assert not save(saver, 2, weights(2)).ok
-    assert names(tmp_path) == ["hetero_ckpt-step-00000001"]
+    assert published(tmp_path) == ["hetero_ckpt-step-00000001"]
     loaded = weights(0)
     load_checkpoint(tmp_path / "hetero_ckpt-step-00000001", loaded)
     assert torch.equal(loaded["model.weight"], weights(1)["model.weight"])
@@ -293,17 +298,42 @@ def test_a_new_structure_is_planned_anew(tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_are_pruned_after_the_commit(tmp_path: Path) -> None:
-    saver = make_saver(tmp_path, keep_latest_k=2)
+    saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
     for step in range(1, 6):
         assert save(saver, step, weights(step)).ok
-    assert names(tmp_path) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
+    assert published(tmp_path) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
 
 
-def test_leftovers_of_dead_attempts_are_removed_at_the_start(tmp_path: Path) -> None:
-    save(make_saver(tmp_path), 1, weights(1))
-    (tmp_path / "hetero_ckpt-step-00000002.tmp-1-abcd").mkdir()
-    make_saver(tmp_path, attempt=2)
-    assert names(tmp_path) == ["hetero_ckpt-step-00000001"]
+@pytest.mark.parametrize("value", [0.25, float("nan")])
+def test_the_metric_is_kept_with_the_checkpoint(tmp_path: Path, value: float) -> None:
+    saver = make_saver(tmp_path)
+    metric = Metric(name="val_loss", value=value)
+    handle = saver.save(1, weights(1), {}, reason="test", metric=metric)
+    assert handle.wait(WAIT_S)
+    (info,) = list_checkpoints(tmp_path, PREFIX)
+    assert info.metric == (metric if value == 0.25 else None)
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    rule = RetentionRule(keep_latest_k=2, monitor="val_loss", keep_every_n_steps=5)
+    saver = make_saver(tmp_path, retention=rule)
+    for step, value in enumerate([3.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], start=1):
+        metric = Metric(name="val_loss", value=value)
+        assert saver.save(step, weights(step), {}, reason="test", metric=metric).wait(WAIT_S)
+    assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [8, 7, 5, 2]
+
+
+def test_every_point_is_passed_in_order(tmp_path: Path) -> None:
+    passed: list[SavePoint] = []
+    rule = RetentionRule(keep_latest_k=2)
+    saver = make_saver(tmp_path, retention=rule, on_point=passed.append)
+    for step in (1, 2, 3):
+        passed.clear()
+        assert save(saver, step, weights(step)).ok
+    assert passed == [point for point in SavePoint if point is not SavePoint.SET_ASIDE]
+    passed.clear()
+    assert save(saver, 3, weights(3)).ok
+    assert SavePoint.SET_ASIDE in passed
 
 
 def test_staging_reuses_its_buffer(tmp_path: Path) -> None:

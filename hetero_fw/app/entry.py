@@ -1,0 +1,10 @@
+"""What a rank runs, by a name that the supervisor can give without importing what ranks need."""
+
+from __future__ import annotations
+
+
+def run_rank(argument: str) -> None:
+    """See `hetero_fw.app.worker.run_rank`; in a rank the fork server has imported it already."""
+    from hetero_fw.app.worker import run_rank as run
+
+    run(argument)

@@ -1,0 +1,146 @@
+"""Each attempt works in directories of its own, and a later attempt takes them away.
+
+An attempt writes unfinished saves to `.staging-<attempt>/` and moves what it gives up to
+`.retired-<attempt>/`. It makes both once, when it begins, and nothing of it ever makes them again.
+A later attempt first renames these directories. From then on every path through which the older
+one creates, publishes or deletes leads nowhere, whatever it was doing when it was cut off, stopped
+or requeued: its renames and its new files fail. Files that it holds open are in a directory that
+is being deleted. A rename that was inside the kernel at that moment is complete or fails; it
+cannot replace a published checkpoint, because a directory is never renamed over one with content.
+
+This needs a file system that all attempts see, with atomic renames, as POSIX has them.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero_fw.checkpoint.directories import REPLACED, sync_directory
+from hetero_fw.errors import CheckpointError
+
+_OWNED = re.compile(r"\.(staging|retired)-(\d+)")
+_DEAD = ".dead-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptDirectories:
+    """Where `attempt` works below `root`, the directory of the checkpoints. Creates nothing."""
+
+    root: Path
+    attempt: int
+
+    @property
+    def staging(self) -> Path:
+        """Unfinished saves."""
+        return self.root / f".staging-{self.attempt}"
+
+    @property
+    def retired(self) -> Path:
+        """Checkpoints on their way to deletion."""
+        return self.root / f".retired-{self.attempt}"
+
+
+def claim_attempt(root: Path, attempt: int) -> AttemptDirectories:
+    """Begin `attempt`: make its directories and fence every older one.
+
+    Also clears what older attempts left behind and puts back a checkpoint whose replacement was
+    cut short. Rank 0 alone calls this, once, before it looks for a checkpoint to restore.
+
+    Args:
+        root: directory of the checkpoints; made if it is missing.
+        attempt: larger than the number of any attempt before.
+
+    Raises:
+        CheckpointError: this or a later attempt has begun already, so this one is stale; or the
+            storage refuses.
+    """
+    own = AttemptDirectories(root=Path(root), attempt=attempt)
+    try:
+        own.root.mkdir(parents=True, exist_ok=True)
+        _begin(own)
+        _fence_older(own)
+        _bury(own.root)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {root}: {error}") from error
+    return own
+
+
+def fenced_by(own: AttemptDirectories) -> int | None:
+    """Number of the newest later attempt, None if there is none or the storage does not say."""
+    try:
+        newest = _newest_attempt(own.root)
+    except OSError:
+        return None
+    return newest if newest > own.attempt else None
+
+
+def dead_directory(root: Path) -> Path:
+    """A new directory for what is to be deleted outside of any attempt."""
+    path = Path(root) / f"{_DEAD}{secrets.token_hex(4)}"
+    path.mkdir()
+    return path
+
+
+def _owned(root: Path) -> list[tuple[Path, int]]:
+    """Directories of attempts, with their numbers."""
+    matches = [(path, _OWNED.fullmatch(path.name)) for path in root.iterdir()]
+    return [(path, int(match[2])) for path, match in matches if match is not None]
+
+
+def _newest_attempt(root: Path) -> int:
+    return max((number for _, number in _owned(root)), default=-1)
+
+
+def _begin(own: AttemptDirectories) -> None:
+    try:
+        own.staging.mkdir()
+    except FileExistsError:
+        raise CheckpointError(
+            f"attempt {own.attempt} has begun before in {own.root}; every attempt needs a number "
+            "of its own."
+        ) from None
+    own.retired.mkdir(exist_ok=True)
+    # Only now look for others: of two attempts that begin at once, at least one sees the other,
+    # and whichever sees which, the older one ends here or is fenced.
+    newest = _newest_attempt(own.root)
+    if newest > own.attempt:
+        for directory in (own.staging, own.retired):
+            with suppress(OSError):
+                directory.rmdir()
+        raise CheckpointError(
+            f"attempt {own.attempt} is fenced by attempt {newest}, which keeps checkpoints in "
+            f"{own.root}. If that is none of this run, delete its directories .*-{newest} there."
+        )
+
+
+def _fence_older(own: AttemptDirectories) -> None:
+    older = [path for path, number in _owned(own.root) if number < own.attempt]
+    # Staging first: what cannot be published any more cannot leave a replacement half done either.
+    for path in sorted(older, key=lambda path: path.name, reverse=True):
+        with suppress(FileNotFoundError):  # another attempt that begins was faster
+            path.rename(own.root / f"{_DEAD}{path.name[1:]}-{secrets.token_hex(4)}")
+    sync_directory(own.root)
+
+
+def _bury(root: Path) -> None:
+    """Delete dead directories, also those that an interrupted call has left."""
+    for dead in sorted(root.glob(f"{_DEAD}*")):
+        for aside in dead.glob(f"*{REPLACED}*"):
+            _put_back(aside, root)
+        shutil.rmtree(dead, ignore_errors=True)
+
+
+def _put_back(aside: Path, root: Path) -> None:
+    published = root / aside.name.rpartition(REPLACED)[0]
+    try:
+        aside.rename(published)
+    except OSError as error:
+        # There is a successor, or somebody else has put it back.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise

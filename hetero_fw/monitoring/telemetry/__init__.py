@@ -1,0 +1,14 @@
+"""Readings of a rank's own device and of its host, taken beside training."""
+
+from hetero_fw.monitoring.telemetry.host import HostTelemetry, cgroup_memory_percent
+from hetero_fw.monitoring.telemetry.nvml import NvmlTelemetry
+from hetero_fw.monitoring.telemetry.sampling import TelemetrySource, TelemetryThread, merge_readings
+
+__all__ = [
+    "HostTelemetry",
+    "NvmlTelemetry",
+    "TelemetrySource",
+    "TelemetryThread",
+    "cgroup_memory_percent",
+    "merge_readings",
+]

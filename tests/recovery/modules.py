@@ -1,0 +1,119 @@
+"""A GPT that breaks at a given step on a given rank, in the way a test asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from hetero_fw.errors import ConfigError
+from hetero_fw.parallel import local_tensor
+from recipes.gpt import GPTModule
+
+_CHUNK_BYTES = 2**28
+_NUM_CHUNKS = 24
+
+
+class FaultyGPT(GPTModule):
+    """Otherwise `GPTModule`: the same names, the same weights.
+
+    Args:
+        fault: what happens; see `_FAULTS`.
+        fail_step: step, counted from 1, in which it happens; 0: never.
+        marker: file that the first failure leaves; nothing fails once it is there. None: always.
+    """
+
+    def __init__(
+        self,
+        *,
+        fault: str = "raise",
+        fail_rank: int = 0,
+        fail_step: int = 0,
+        marker: str | None = None,
+        **gpt: Any,
+    ) -> None:
+        super().__init__(**gpt)
+        self._fault = fault
+        self._fail_rank = fail_rank
+        self._fail_step = fail_step
+        self._marker = Path(marker) if marker is not None else None
+        self._before: list[Tensor] = []
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        step = self.trainer.global_step + 1
+        assert batch_idx == step - 1, "batch_idx counts steps, also after a restart"
+        is_due = step == self._fail_step and self.global_rank == self._fail_rank
+        loss = super().training_step(batch, batch_idx)
+        if not is_due or (self._marker is not None and self._marker.exists()):
+            return loss
+        if self._marker is not None:
+            self._marker.touch()
+        return _FAULTS[self._fault](loss)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._before = [local_tensor(p).detach().clone() for p in self.parameters()]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        is_skipped = self._fault == "overflow" and self.trainer.global_step == self._fail_step
+        after = [local_tensor(p).detach() for p in self.parameters()]
+        is_same = all(map(torch.equal, self._before, after))
+        assert is_same == is_skipped, "a skipped step, and no other, leaves the weights alone"
+
+
+class LingeringGPT(GPTModule):
+    """Leaves a thread behind that never ends, as a logger that waits for its server does."""
+
+    def on_fit_end(self) -> None:
+        threading.Thread(target=threading.Event().wait, name="lingers").start()
+
+
+class NoModule(torch.nn.Module):
+    """Not a LightningModule."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__()
+
+
+class BreakOnce(pl.Callback):
+    """Raises at the end of `step` on rank 0, unless the file `marker` is there."""
+
+    def __init__(self, *, step: int, marker: str) -> None:
+        self._step = step
+        self._marker = Path(marker)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        is_due = trainer.global_rank == 0 and trainer.global_step == self._step
+        if is_due and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("broken once")
+
+
+def _raise(loss: Tensor) -> Tensor:
+    raise RuntimeError("broken on purpose")
+
+
+def _misconfigured(loss: Tensor) -> Tensor:
+    raise ConfigError("data.paths: refused on purpose.")
+
+
+def _overflow(loss: Tensor) -> Tensor:
+    return loss * float("inf")
+
+
+def _allocate(loss: Tensor) -> Tensor:
+    """Ask for far more than was declared, without touching it: this machine has no more either."""
+    held = [torch.empty(_CHUNK_BYTES, dtype=torch.uint8) for _ in range(_NUM_CHUNKS)]
+    return loss + 0.0 * len(held)
+
+
+_FAULTS = {
+    "raise": _raise,
+    "config": _misconfigured,
+    "overflow": _overflow,
+    "allocate": _allocate,
+}

@@ -1,0 +1,123 @@
+"""What a run continues from, and that nothing but time is lost by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TrainRun
+from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+from tests.recovery.test_kill import rank_pid, steps_done
+
+Start = Callable[..., TrainRun]
+
+# State beyond weights: random numbers, the place in a learning rate's course, loader processes.
+STATEFUL = (
+    *PAIR,
+    "model.module.dropout=0.2",
+    "optim.scheduler={_target_:torch.optim.lr_scheduler.CosineAnnealingLR,_partial_:true,T_max:24}",
+)
+MULTI_STEP = (
+    "optim.scheduler={_target_:torch.optim.lr_scheduler.MultiStepLR,"
+    "_partial_:true,milestones:[10,14]}"
+)
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return undisturbed(tmp_path_factory.mktemp("plain"), *PAIR)
+
+
+def test_random_numbers_schedule_and_loaders_continue(start_train: Start, tmp_path: Path) -> None:
+    run = start_train(*STATEFUL, "data.num_workers=2")
+    run.wait_until(lambda: steps_done(run) >= 9)
+    os.kill(rank_pid(run, 1), signal.SIGKILL)
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert len(run.events("failure_detected")) == 1
+    expected = undisturbed(tmp_path / "undisturbed", *STATEFUL)
+    assert column(run.run_dir, "lr") == column(expected, "lr")
+    assert column(run.run_dir, "loss") == column(expected, "loss")
+    assert digest_of(run.run_dir) == digest_of(expected)
+
+
+def test_schedule_with_milestones_continues(start_train: Start, run_dir: Path) -> None:
+    run = start_train(*PAIR, MULTI_STEP)
+    run.wait_until(lambda: steps_done(run) >= 7)
+    os.kill(rank_pid(run, 0), signal.SIGKILL)
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] == 6
+    rates = [float(text) for text in column(run_dir, "lr")]
+    assert rates == pytest.approx([1e-3] * 10 + [1e-4] * 4 + [1e-5] * 10)
+
+
+def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: Path) -> None:
+    first = start_train(*PAIR)
+    first.wait_until(lambda: len(first.events("checkpoint_committed")) >= 2)
+    first.kill()
+    newest = max((first.run_dir / "checkpoints").glob("hetero_ckpt-step-*"))
+    shard = max(newest.iterdir(), key=lambda path: path.stat().st_size * (path.suffix != ".json"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+    second = start_train(*PAIR).wait()
+    assert second.returncode == 0, second.output
+    (rejected,) = second.events("checkpoint_rejected")
+    assert rejected["path"] == str(newest)
+    assert shard.name in rejected["reason"]
+    step = int(newest.name.rpartition("-")[2])
+    assert rejected["step"] == step
+    assert second.events("restored")[0]["step"] == step - 6
+    assert digest_of(second.run_dir) == digest_of(plain_run)
+
+
+def test_end_between_the_last_checkpoint_and_the_status(
+    start_train: Start, run_dir: Path, plain_run: Path
+) -> None:
+    run_dir.parent.mkdir()
+    plain_run.rename(run_dir)
+    digest = digest_of(run_dir)
+    status = json.loads((run_dir / "status.json").read_text())
+    (run_dir / "status.json").write_text(json.dumps({**status, "status": "RUNNING"}))
+    run = start_train(*PAIR).wait()
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[-1]["step"] == 24
+    assert digest_of(run_dir) == digest
+    run_dir.rename(plain_run)
+
+
+def test_must_needs_a_checkpoint(train: Start, run_dir: Path) -> None:
+    run = train(*PAIR, "resume=must")
+    assert run.returncode == 2
+    assert "resume=must" in run.output
+    assert "Traceback" not in run.output
+    assert not run_dir.exists()
+
+
+def test_must_needs_a_checkpoint_that_verifies(train: Start, run_dir: Path) -> None:
+    broken = run_dir / "checkpoints" / "hetero_ckpt-step-00000006"
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text("{}")
+    run = train(*PAIR, "resume=must")
+    assert run.returncode == 1
+    (rejected,) = run.events("checkpoint_rejected")
+    assert rejected["path"] == str(broken)
+    assert "resume=must" in run.read_json("status.json")["reason"]
+    assert not run.events("restart")
+
+
+def test_never_leaves_checkpoints_alone(train: Start, run_dir: Path) -> None:
+    committed = run_dir / "checkpoints" / "hetero_ckpt-step-00000006"
+    committed.mkdir(parents=True)
+    (committed / "manifest.json").write_text("{}")
+    run = train(*PAIR, "resume=never")
+    assert run.returncode == 2
+    assert "resume=never" in run.output
+    assert list(run_dir.iterdir()) == [run_dir / "checkpoints"]

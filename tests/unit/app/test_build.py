@@ -1,0 +1,120 @@
+"""Configuration to module, optimizer and callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from hetero_fw.app import compose_checked
+from hetero_fw.app.build import (
+    build_callbacks,
+    build_loggers,
+    build_module,
+    build_train_data,
+    build_val_data,
+    interval_rule,
+    make,
+)
+from hetero_fw.errors import ConfigError
+from hetero_fw.policies import IntervalPolicy
+from tests.unit.planning.examples import plan
+
+SMALL = ("model.module.model_dim=16", "model.module.num_layers=1", "data.sequence_length=8")
+
+
+def config(*overrides: str) -> DictConfig:
+    return compose_checked([*SMALL, *overrides])
+
+
+def optimizers_of(cfg: DictConfig) -> Any:
+    return build_module(cfg).configure_optimizers()
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(99)
+    first = build_module(config())
+    second = build_module(config())
+    other = build_module(config("seed=1"))
+    for left, right in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(left, right)
+    pairs = zip(first.parameters(), other.parameters(), strict=True)
+    assert not all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_learning_rate_is_scaled_with_the_batch() -> None:
+    overrides = ("data.global_batch_size=96", "optim.optimizer.lr=0.01")
+    assert optimizers_of(config(*overrides)).param_groups[0]["lr"] == pytest.approx(0.01)
+    scaled = optimizers_of(config(*overrides, "optim.base_batch_size=32"))
+    assert scaled.param_groups[0]["lr"] == pytest.approx(0.03)
+
+
+def test_scheduler_starts_from_the_scaled_rate_and_counts_steps() -> None:
+    found = optimizers_of(
+        config(
+            "data.global_batch_size=64",
+            "optim.optimizer.lr=0.01",
+            "optim.base_batch_size=32",
+            "optim.scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:2}",
+        )
+    )
+    assert found["lr_scheduler"]["interval"] == "step"
+    assert found["lr_scheduler"]["scheduler"].base_lrs == pytest.approx([0.02])
+
+
+def test_optimizer_of_the_module_itself_is_left_alone() -> None:
+    module = build_module(config("optim=module"))
+    assert "configure_optimizers" not in vars(module)
+
+
+def test_frozen_parameters_are_not_optimized() -> None:
+    module = build_module(config())
+    parameters = list(module.parameters())
+    parameters[0].requires_grad = False
+    (group,) = module.configure_optimizers().param_groups  # type: ignore[union-attr]
+    assert len(group["params"]) == len(parameters) - 1
+
+
+def test_module_of_another_kind_is_refused() -> None:
+    cfg = config("model.module._target_=tests.recovery.modules.NoModule")
+    with pytest.raises(ConfigError, match="must be a LightningModule"):
+        build_module(cfg)
+
+
+def test_callbacks_and_loggers() -> None:
+    cfg = config("+callbacks.timer._target_=lightning.pytorch.callbacks.Timer", "logger=none")
+    assert any(isinstance(callback, pl.callbacks.Timer) for callback in build_callbacks(cfg))
+    assert build_loggers(cfg, rank=0) == []
+    assert make(None) is None
+
+
+def test_interval_rule() -> None:
+    rule = interval_rule(config("ckpt=fixed", "ckpt.interval_steps=7"))
+    assert rule.policy is IntervalPolicy.FIXED
+    assert rule.interval_steps == 7
+
+
+def test_data_starts_where_training_does() -> None:
+    cfg = config("trainer.max_steps=5", "data.max_bytes=20000")
+    made = plan(global_batch_size=cfg.data.global_batch_size)
+    whole = list(build_train_data(cfg, made, 1, start_step=0))
+    rest = list(build_train_data(cfg, made, 1, start_step=3))
+    assert (len(whole), len(rest)) == (5, 2)
+    for left, right in zip(whole[3:], rest, strict=True):
+        assert sum(item.num_samples for item in left) == made.shares[1]
+        for mine, theirs in zip(left, right, strict=True):
+            assert torch.equal(mine.batch["input_ids"], theirs.batch["input_ids"])
+
+
+def test_validation_only_where_it_is_asked_for() -> None:
+    made = plan(global_batch_size=56)
+    assert build_val_data(config(), made, 0) is None
+    cfg = config(
+        "trainer.val_interval_steps=2", "trainer.limit_val_batches=1", "data.max_bytes=200000"
+    )
+    loader = build_val_data(cfg, made, 0)
+    assert loader is not None
+    assert len(list(loader)) >= 1

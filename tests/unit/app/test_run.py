@@ -1,0 +1,128 @@
+"""What is refused and what is written before any process starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from hetero_fw.app import compose_checked, run
+from hetero_fw.app.run import _host_flops, _is_done, _preload, _previous_run, _tell_changes
+from hetero_fw.monitoring import RunDirectory, Status, write_status
+
+EMULATED = ("hardware=a100_v100_mix", "hardware.emulation.host_flops_per_s=1e10")
+
+
+def config(root: Path, *overrides: str) -> DictConfig:
+    return compose_checked([f"paths.root={root}", "run_name=run", *EMULATED, *overrides])
+
+
+def checkpoint(root: Path, step: int) -> None:
+    folder = root / "run" / "checkpoints" / f"hetero_ckpt-step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+
+
+def test_plan_mode_writes_the_plan_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    had_torch = "torch" in sys.modules
+    assert run(config(tmp_path, "mode=plan")) == 0
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert sum(rank["num_samples"] for rank in plan["ranks"]) == 56
+    printed = capsys.readouterr().out
+    assert (tmp_path / "run" / "plan.txt").read_text().strip() in printed
+    assert "EMULATED" in printed
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not written & {"events.jsonl", "status.json", "metrics.csv", "attempts", "checkpoints"}
+    assert had_torch or "torch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("resume=must",), ("resume=must", "that directory does not exist")),
+        (("data.paths=/nowhere/*.txt",), ("data.paths", "/nowhere/*.txt")),
+        (("hardware.emulate=never",), ("hardware.emulate=never", "a100-80gb")),
+        (("parallel=uniform", "hardware.groups.v100.memory_gib=0.5"), ("v100", "GiB")),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_refused_with_one_message_and_nothing_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    assert run(config(tmp_path, *overrides)) == 2
+    told = capsys.readouterr().err
+    for word in words:
+        assert word in told
+    assert "Traceback" not in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_root_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config(Path("/proc/outputs"), "mode=plan")) == 2
+    assert "/proc/outputs" in capsys.readouterr().err
+
+
+def test_root_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(config(tmp_path / "file", "mode=plan")) == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_resume_never_protects_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path, 6)
+    checkpoint(tmp_path, 12)
+    assert run(config(tmp_path, "mode=plan", "resume=never")) == 2
+    assert "holds 2 checkpoints" in capsys.readouterr().err
+    assert run(config(tmp_path, "mode=plan", "resume=must")) == 0
+
+
+def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_status(folder / "status.json", Status.DONE, 7, 0)
+    assert run(config(tmp_path, "trainer.max_steps=7")) == 0
+    assert "is DONE" in capsys.readouterr().out
+    assert not _is_done(config(tmp_path, "trainer.max_steps=8"), RunDirectory(folder))
+    write_status(folder / "status.json", Status.PREEMPTED, 7, 0)
+    assert not _is_done(config(tmp_path, "trainer.max_steps=7"), RunDirectory(folder))
+
+
+def test_run_keeps_the_pace_it_began_with(tmp_path: Path) -> None:
+    assert _previous_run(config(tmp_path)) is None
+    assert _host_flops(None) is None
+    assert run(config(tmp_path, "mode=plan")) == 0
+    previous = _previous_run(config(tmp_path))
+    assert previous is not None
+    assert _host_flops(previous) == 1e10
+
+
+def test_changes_of_the_configuration_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    _tell_changes(path, "seed: 1\n")
+    assert capsys.readouterr().out == ""
+    path.write_text("seed: 1\nckpt:\n  policy: fixed\n")
+    _tell_changes(path, "seed: 2\nckpt:\n  policy: fixed\n")
+    assert capsys.readouterr().out.splitlines() == [
+        "configuration changed, was: seed: 1",
+        "configuration changed, now: seed: 2",
+    ]
+
+
+def test_modules_of_the_user_are_preloaded(tmp_path: Path) -> None:
+    modules = _preload(config(tmp_path))
+    assert modules[0] == "hetero_fw.app.worker"
+    assert {"recipes.gpt", "torch.optim", "hetero_fw.data"} <= set(modules)
+    assert len(modules) == len(set(modules))
+    assert "torch.optim" not in _preload(config(tmp_path, "optim=module"))

@@ -1,0 +1,198 @@
+"""Rank 0 asks the policy; what all ranks were told is what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetero_fw.callbacks import AdaptiveCheckpoint, read_facts
+from hetero_fw.checkpoint import CheckpointSaver, claim_attempt
+from hetero_fw.monitoring import EventLog
+from hetero_fw.policies import IntervalPolicy, IntervalRule
+from tests.unit.callbacks.examples import Source, Stop, Trainer, report, result
+
+MAX_STEPS = 10
+
+
+@dataclass(kw_only=True)
+class Training:
+    """Steps of one rank with a real saver; `others` is what another rank reports."""
+
+    callback: AdaptiveCheckpoint
+    source: Source
+    stop: Stop
+    saver: CheckpointSaver | None
+    saves: list[tuple[int, str]]
+    trainer: Any = field(default_factory=Trainer)
+
+    def step(self, **others: float) -> None:
+        notes = self.callback.notes()
+        self.source.finished_step = result([report(**notes), report(**others)])
+        self.trainer.global_step += 1
+        module: Any = None
+        self.callback.on_train_batch_end(self.trainer, module, None, None, 0)
+        if self.saver is not None:
+            assert self.saver.wait(30.0)
+
+    @property
+    def saved_steps(self) -> list[int]:
+        return [step for step, _ in self.saves]
+
+
+class Fixture:
+    """Makes trainings in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events = EventLog(folder / "events.jsonl", 0, 0)
+
+    def close(self) -> None:
+        self._events.close()
+
+    def training(
+        self, *, policy: IntervalPolicy = IntervalPolicy.FIXED, first_step: int = 0, rank: int = 0
+    ) -> Training:
+        source, stop = Source(), Stop()
+        saves: list[tuple[int, str]] = []
+        saver = self._saver() if policy is not IntervalPolicy.NONE else None
+
+        def save(step: int, reason: str) -> None:
+            assert saver is not None
+            saves.append((step, reason))
+            saver.save(step, {"weight": torch.full((3,), float(step))}, {}, reason=reason)
+
+        rule = IntervalRule(policy=policy, interval_steps=4, first_save_step=2)
+        callback = AdaptiveCheckpoint(
+            source=source,
+            saver=saver,
+            rule=rule,
+            history=read_facts([], source.plan, rule.prior_mtbf_s),
+            save=save,
+            stop=stop,
+            events=self._events,
+            first_step=first_step,
+            max_steps=MAX_STEPS,
+            rank=rank,
+        )
+        trainer = Trainer(global_step=first_step)
+        return Training(
+            callback=callback, source=source, stop=stop, saver=saver, saves=saves, trainer=trainer
+        )
+
+    def _saver(self) -> CheckpointSaver:
+        return CheckpointSaver(
+            directories=claim_attempt(self._folder / "checkpoints", 0),
+            prefix="hetero_ckpt",
+            rank=0,
+            world_size=1,
+            store=None,
+            process_group=None,
+            is_async=True,
+            plan_fingerprint="0",
+            on_event=lambda name, step, fields: None,
+        )
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Fixture]:
+    fixture = Fixture(tmp_path)
+    yield fixture
+    fixture.close()
+
+
+def test_saves_at_the_interval_and_at_the_end(made: Fixture) -> None:
+    training = made.training()
+    for _ in range(MAX_STEPS):
+        training.step()
+    assert training.saved_steps == [4, 8, 10]
+    assert "every 4 steps" in training.saves[0][1]
+    assert "final step 10" in training.saves[-1][1]
+    assert not training.trainer.should_stop
+    assert len(training.source.excluded_s) == 3
+
+
+def test_first_adaptive_save_comes_early(made: Fixture) -> None:
+    training = made.training(policy=IntervalPolicy.ADAPTIVE)
+    for _ in range(3):
+        training.step()
+    assert training.saved_steps == [2]
+
+
+def test_interval_counts_from_the_step_that_was_restored(made: Fixture) -> None:
+    training = made.training(first_step=6)
+    for _ in range(4):
+        training.step()
+    assert training.saved_steps == [10]
+
+
+def test_other_ranks_do_as_rank_0_was_heard(made: Fixture) -> None:
+    training = made.training(rank=1)
+    training.step()
+    assert training.callback.notes()["wants_save"] == 0.0
+    training.source.finished_step = result([report(wants_save=1.0), report()])
+    training.trainer.global_step += 1
+    module: Any = None
+    training.callback.on_train_batch_end(training.trainer, module, None, None, 0)
+    assert training.saved_steps == [2]
+
+
+def test_postponed_while_another_rank_is_still_saving(made: Fixture) -> None:
+    training = made.training()
+    for _ in range(3):
+        training.step(is_saving=1.0)
+    training.step(is_saving=1.0)
+    assert training.saved_steps == []
+    training.step()
+    # What the other rank said last is known only now.
+    training.step()
+    assert training.saved_steps == [6]
+
+
+def test_final_save_waits_for_nobody(made: Fixture) -> None:
+    training = made.training()
+    for _ in range(MAX_STEPS):
+        training.step(is_saving=1.0)
+    assert training.saved_steps == [MAX_STEPS]
+
+
+def test_stop_on_any_rank_saves_and_ends_training(made: Fixture) -> None:
+    training = made.training()
+    training.step()
+    training.step(stop_signal=15.0)
+    assert training.saves == [(2, "stop by signal 15")]
+    assert training.trainer.should_stop
+    assert training.callback.was_preempted
+
+
+def test_own_stop_is_reported(made: Fixture) -> None:
+    training = made.training()
+    training.stop.signal_number = 10
+    assert training.callback.notes()["stop_signal"] == 10.0
+
+
+def test_stop_at_the_last_step_is_no_stop(made: Fixture) -> None:
+    training = made.training(first_step=MAX_STEPS - 1)
+    training.step(stop_signal=15.0)
+    assert training.saved_steps == [MAX_STEPS]
+    assert not training.callback.was_preempted
+
+
+def test_without_checkpoints_a_stop_is_still_obeyed(made: Fixture) -> None:
+    training = made.training(policy=IntervalPolicy.NONE)
+    training.step(stop_signal=15.0)
+    assert training.saves == []
+    assert training.trainer.should_stop
+
+
+def test_end_of_training_waits_for_the_last_save(made: Fixture) -> None:
+    training = made.training(first_step=MAX_STEPS - 1)
+    training.step()
+    module: Any = None
+    training.callback.on_fit_end(training.trainer, module)
+    assert training.saver is not None
+    assert not training.saver.is_busy()
