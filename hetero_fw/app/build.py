@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,8 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetero_fw.app.schema import Callbacks, keys_of
+from hetero_fw.checkpoint import load_weights
 from hetero_fw.data import RankPart, build_train_loader, build_val_loader
-from hetero_fw.errors import ConfigError
+from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import IntervalPolicy, IntervalRule, linear_scaled_lr
 
@@ -38,6 +40,16 @@ def build_module(cfg: DictConfig) -> pl.LightningModule:
     if cfg.optim.optimizer is not None:
         module.configure_optimizers = _optimizer_hook(cfg, module)  # type: ignore[method-assign]
     return module
+
+
+def init_weights(cfg: DictConfig, module: pl.LightningModule) -> None:
+    """Start from the weights in `model.init_from`, if it names a file; before sharding."""
+    if cfg.model.init_from is None:
+        return
+    try:
+        load_weights(module, Path(cfg.model.init_from).expanduser())
+    except CheckpointError as error:
+        raise ConfigError(f"model.init_from: {error}") from error
 
 
 def _optimizer_hook(cfg: DictConfig, module: pl.LightningModule) -> Callable[[], Any]:

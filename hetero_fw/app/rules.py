@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hetero_fw.app.problem import Problem
+from hetero_fw.errors import did_you_mean
 
 Values = Mapping[str, Any]
 _MAX_NAME_BYTES = 200
@@ -150,6 +152,25 @@ def _prefix(values: Values) -> Iterator[Problem]:
         yield Problem("ckpt.prefix", rule, given=prefix)
 
 
+def _prior_groups(values: Values) -> Iterator[Problem]:
+    prior_s, groups = values["ckpt"]["prior_mtbf_s"], values["hardware"]["groups"]
+    # Without declared groups, those of this machine are found when the run starts.
+    if isinstance(prior_s, Mapping) and groups:
+        for name in prior_s.keys() - groups.keys():
+            yield Problem(
+                f"ckpt.prior_mtbf_s.{name}",
+                f"is not a hardware group.{did_you_mean(name, groups)} Groups: "
+                f"{', '.join(groups)}.",
+            )
+
+
+def _init_from(values: Values) -> Iterator[Problem]:
+    path = values["model"]["init_from"]
+    if path is not None and not Path(path).expanduser().is_file():
+        rule = "there is no such file. Give a safetensors file or a state_dict by torch.save."
+        yield Problem("model.init_from", rule, given=path)
+
+
 def _limits(values: Values) -> Iterator[Problem]:
     for name, limit in (values["callbacks"]["emergency_save"] or {}).items():
         if not isinstance(limit, Mapping) or limit.get("rearm_below") is None:
@@ -185,6 +206,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("optim",), _optimizer),
     (("trainer.val_interval_steps", "data.val"), _validation),
     (("ckpt.prefix",), _prefix),
+    (("ckpt.prior_mtbf_s", "hardware.groups"), _prior_groups),
+    (("model.init_from",), _init_from),
     (("callbacks.emergency_save",), _limits),
     (("callbacks.emergency_save", "ckpt.policy"), _save_signals),
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
+from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
@@ -220,8 +221,9 @@ def _preload(cfg: DictConfig) -> list[str]:
     targets = [cfg.model.module._target_, cfg.data.train._target_]
     if cfg.optim.optimizer is not None:
         targets.append(cfg.optim.optimizer._target_)
-    modules = [target.rpartition(".")[0] for target in targets]
-    return ["hetero_fw.app.worker", *dict.fromkeys(modules)]
+    modules = dict.fromkeys(target.rpartition(".")[0] for target in targets)
+    os.environ[PRELOAD_VARIABLE] = ",".join(modules)
+    return ["hetero_fw.app.preload"]
 
 
 def _tell_start(cfg: DictConfig, run_dir: RunDirectory) -> None:

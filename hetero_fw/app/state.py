@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
+from hetero_fw.checkpoint import Metric
 from hetero_fw.strategies import HeteroFSDPStrategy
 
 _TENSOR = "__tensor__"
@@ -45,6 +47,21 @@ def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if callback.state_key in state["callbacks"]:
             callback.load_state_dict(from_plain(state["callbacks"][callback.state_key]))
+
+
+def newest_metric(
+    name: str | None, logged: Mapping[str, Tensor], step_loss: float
+) -> Metric | None:
+    """The metric `name` for a checkpoint: as the module has logged it last, else the step's loss.
+
+    Returns:
+        None if nothing is monitored, or nothing of that name is known yet.
+    """
+    if name is None:
+        return None
+    if name in logged:
+        return Metric(name=name, value=float(logged[name]))
+    return Metric(name=name, value=step_loss) if name == "loss" else None
 
 
 def to_plain(value: Any) -> Any:

@@ -21,15 +21,15 @@ from hetero_fw.app.build import (
     build_module,
     build_train_data,
     build_val_data,
+    init_weights,
     interval_rule,
 )
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
-from hetero_fw.app.state import collect_state, restore_state
+from hetero_fw.app.state import collect_state, newest_metric, restore_state
 from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, StepRecorder, read_facts
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
-    Metric,
     buffer_names,
     claim_attempt,
     find_restorable,
@@ -81,6 +81,8 @@ def train(context: RankContext) -> RankEnd:
     path = _agree_on_checkpoint(context)
     start_step = read_manifest(path).step if path is not None else 0
     module = build_module(cfg)
+    if path is None:
+        init_weights(cfg, module)
     strategy = _build_strategy(context)
     saver = _build_saver(context)
     checkpointing = _build_checkpointing(context, strategy, module, saver, start_step)
@@ -127,6 +129,8 @@ def _agree_on_checkpoint(context: RankContext) -> Path | None:
             claim_attempt(root, context.attempt)
         info = find_restorable(root, prefix, on_rejected=_log_rejected(context.events))
         found = [str(info.path) if info is not None else None]
+        if context.attempt > 0:
+            print(f"continuing from {info.path.name if info else 'step 0'}", flush=True)
     if context.group is not None:
         dist.broadcast_object_list(found, src=0)
     if found[0] is None:
@@ -149,6 +153,7 @@ def _log_rejected(events: EventLog) -> Callable[[Path, str], None]:
     def log(path: Path, reason: str) -> None:
         step = int(path.name.rpartition("-")[2])
         events.write(EventName.CHECKPOINT_REJECTED, step=step, path=str(path), reason=reason)
+        print(f"checkpoint rejected: {reason}", flush=True)
 
     return log
 
@@ -233,7 +238,11 @@ def _build_checkpointing(
             tensors,
             {**state, **collect_state(module.trainer)},
             reason=reason,
-            metric=_monitored(context.cfg.ckpt.monitor, module.trainer, strategy),
+            metric=newest_metric(
+                context.cfg.ckpt.monitor,
+                module.trainer.callback_metrics,
+                strategy.finished_step.loss,
+            ),
             may_be_infinite=buffer_names(module),
         )
 
@@ -281,18 +290,6 @@ def _all_notes(*noting: AdaptiveCheckpoint | EmergencySave) -> Callable[[], dict
         return {name: value for item in noting for name, value in item.notes().items()}
 
     return notes
-
-
-def _monitored(
-    name: str | None, trainer: pl.Trainer, strategy: HeteroFSDPStrategy
-) -> Metric | None:
-    """The newest value of the metric `name` that the module has logged; else the step's loss."""
-    if name is None:
-        return None
-    value = trainer.callback_metrics.get(name)
-    if value is not None:
-        return Metric(name=name, value=float(value))
-    return Metric(name=name, value=strategy.finished_step.loss) if name == "loss" else None
 
 
 def _recorders(

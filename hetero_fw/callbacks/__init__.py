@@ -4,12 +4,14 @@ from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
 from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
 from hetero_fw.callbacks.recording import StepRecorder
 from hetero_fw.callbacks.run_history import RunHistoryFacts, read_facts
+from hetero_fw.callbacks.save_cost import SaveCostMeter
 
 __all__ = [
     "AdaptiveCheckpoint",
     "EmergencySave",
     "LimitWatch",
     "RunHistoryFacts",
+    "SaveCostMeter",
     "StepRecorder",
     "read_facts",
 ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from hetero_fw.callbacks.run_history import RunHistoryFacts
+from hetero_fw.callbacks.save_cost import SaveCostMeter
 from hetero_fw.checkpoint import CheckpointSaver
 from hetero_fw.monitoring import EventLog
 from hetero_fw.parallel import StepSource
@@ -26,7 +25,6 @@ from hetero_fw.policies import (
 )
 
 _CLOSE_TIMEOUT_S = 600.0
-_RECENT_STEPS = 50
 
 
 class StopSource(Protocol):
@@ -74,12 +72,10 @@ class AdaptiveCheckpoint(Callback):
         self._num_saves = 0
         self._any_saving = False
         self._decision = SaveDecision(save=False, reason="")
-        self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._save_costs_s = list(history.save_costs_s)
-        self._persist_times_s = list(history.persist_times_s)
+        self._meter = SaveCostMeter(history)
         self._began_s = self._boundary_s = time.perf_counter()
-        self._saved_in_step = True
-        self._slowdown_s = 0.0
+        self._is_disturbed = True  # the first step warms up
+        self._stood_still_s = 0.0
         self._validation_began_s = 0.0
         self.was_preempted = False
 
@@ -97,9 +93,9 @@ class AdaptiveCheckpoint(Callback):
     def _decide(self, *, save_in_flight: bool) -> SaveDecision:
         observed = IntervalObservation(
             mtbf=self._history.rates.estimate(time.perf_counter() - self._began_s),
-            step_times_s=tuple(self._step_times_s),
-            save_costs_s=tuple(self._save_costs_s),
-            persist_times_s=tuple(self._persist_times_s),
+            step_times_s=self._meter.step_times_s,
+            save_costs_s=self._meter.save_costs_s,
+            persist_times_s=self._meter.persist_times_s,
             num_saves_started=self._num_saves,
         )
         return decide_save(
@@ -143,34 +139,32 @@ class AdaptiveCheckpoint(Callback):
             self._source.exclude_from_pace(self._save(reason))
 
     def _measure_step(self) -> None:
-        """Note the time of a step, or what writing a save in the background adds to it."""
+        """Note the time of a step, without what it stood still for."""
         now_s = time.perf_counter()
-        taken_s = now_s - self._boundary_s
-        if not self._saved_in_step and not self._any_saving:
-            self._step_times_s.append(taken_s)
-        elif self._any_saving and self._step_times_s:
-            self._slowdown_s += max(0.0, taken_s - statistics.median(self._step_times_s))
-        self._boundary_s = now_s
-        self._saved_in_step = False
+        self._meter.step_ended(
+            now_s - self._boundary_s - self._stood_still_s,
+            is_disturbed=self._is_disturbed or self._any_saving,
+        )
+        self._boundary_s, self._stood_still_s, self._is_disturbed = now_s, 0.0, False
 
     def _save(self, reason: str) -> float:
         """Start a save; returns the seconds that training stood still."""
         began_s = time.perf_counter()
+        self._meter.save_began()
         self._save_training(self._step, reason)
         self._last_saved_step = self._step
         self._num_saves += 1
-        self._saved_in_step = True
-        return time.perf_counter() - began_s
+        self._is_disturbed = True
+        stall_s = time.perf_counter() - began_s
+        self._stood_still_s += stall_s
+        return stall_s
 
     def _collect(self) -> None:
         """Take in saves that have ended since the last step."""
         if self._saver is None:
             return
         for outcome in self._saver.poll():
-            if outcome.ok:
-                self._save_costs_s.append(outcome.stall_s + self._slowdown_s)
-                self._slowdown_s = 0.0
-                self._persist_times_s.append(outcome.persist_s)
+            self._meter.save_ended(outcome.stall_s, outcome.persist_s, is_committed=outcome.ok)
 
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -179,8 +173,10 @@ class AdaptiveCheckpoint(Callback):
     @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A step with a validation in it says nothing about step times, measured or emulated.
-        self._saved_in_step = True
-        self._source.exclude_from_pace(time.perf_counter() - self._validation_began_s)
+        self._is_disturbed = True
+        taken_s = time.perf_counter() - self._validation_began_s
+        self._stood_still_s += taken_s
+        self._source.exclude_from_pace(taken_s)
 
     @override
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -15,6 +15,7 @@ from hetero_fw.checkpoint.catalog import (
     read_info,
     verify_checkpoint,
 )
+from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
 from hetero_fw.checkpoint.digest import weights_digest
 from hetero_fw.checkpoint.directories import checkpoint_path
 from hetero_fw.checkpoint.fencing import (
@@ -40,6 +41,7 @@ from hetero_fw.checkpoint.training_state import (
     flatten_training_state,
     restore_training_state,
 )
+from hetero_fw.checkpoint.weights_file import export_weights, load_weights
 
 __all__ = [
     "AttemptDirectories",
@@ -47,6 +49,7 @@ __all__ = [
     "CheckpointSaver",
     "ChunkEntry",
     "FileEntry",
+    "Likeness",
     "Manifest",
     "Metric",
     "OnPoint",
@@ -54,16 +57,20 @@ __all__ = [
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
+    "TensorDifference",
     "TensorEntry",
     "buffer_names",
     "checkpoint_path",
     "claim_attempt",
+    "compare_checkpoints",
     "dead_directory",
+    "export_weights",
     "fenced_by",
     "find_restorable",
     "flatten_training_state",
     "list_checkpoints",
     "load_checkpoint",
+    "load_weights",
     "prune",
     "published_paths",
     "read_info",

@@ -46,7 +46,13 @@ def load_checkpoint(
         CheckpointError: names are missing, sizes differ or bytes are not those that were written.
             Tensors may then be filled in part; load another checkpoint before using them.
     """
-    return succeed_together(lambda: _load(Path(path), tensors), process_group)
+
+    def load() -> dict[str, Any]:
+        manifest = read_manifest(path)
+        fill_tensors(Path(path), manifest, tensors)
+        return dict(manifest.state)
+
+    return succeed_together(load, process_group)
 
 
 def succeed_together(work: Callable[[], T], process_group: ProcessGroup | None) -> T:
@@ -72,8 +78,8 @@ def succeed_together(work: Callable[[], T], process_group: ProcessGroup | None) 
     return result[0]
 
 
-def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    manifest = read_manifest(path)
+def fill_tensors(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+    """As `load_checkpoint`, on one rank, where the manifest has been read before."""
     wanted = {fqn: tensor for fqn, tensor in tensors.items() if tensor.numel() > 0}
     _check_fit(path, manifest, wanted)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -92,7 +98,6 @@ def _load(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             for item in chunk_items:
                 source = saved[_region(item)]
                 planner.resolve_tensor(item).detach().copy_(source)
-    return dict(manifest.state)
 
 
 def dcp_metadata(manifest: Manifest, names: Mapping[str, object]) -> Metadata:

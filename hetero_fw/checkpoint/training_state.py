@@ -20,6 +20,7 @@ from hetero_fw.checkpoint.manifest import Manifest, TensorEntry, read_manifest
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
+MODEL_PREFIX = "model."
 
 # Wrappers that rename parameters without changing them.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -61,7 +62,7 @@ def flatten_training_state(
 
 def buffer_names(module: nn.Module) -> frozenset[str]:
     """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
-    return frozenset(f"model.{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
+    return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
 
 
 def restore_training_state(
@@ -134,7 +135,7 @@ def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
                 f"{fqn} of the module is no tensor ({type(value).__name__}); "
                 "keep extra state in a buffer."
             )
-        tensors[f"model.{canonical_fqn(fqn)}"] = value
+        tensors[f"{MODEL_PREFIX}{canonical_fqn(fqn)}"] = value
     return tensors
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import hetero_fw
-from hetero_fw.cli.runs import describe_run, format_run
-from hetero_fw.errors import ConfigError
-from hetero_fw.monitoring import RunDirectory, write_report
+from hetero_fw.cli.ckpt import add_ckpt
+from hetero_fw.cli.runs import describe_run, format_run, run_directory
+from hetero_fw.errors import CheckpointError, ConfigError
+from hetero_fw.monitoring import write_report
 
 _BAD_INPUT = 2
 
@@ -27,9 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from hetero_fw.app import report_config_error
 
             return report_config_error(error)
-        print(f"hetero {options.command}: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return _bad_input(options.command, error)
+    except CheckpointError as error:
+        return _bad_input(options.command, error)
     return status
+
+
+def _bad_input(command: str, error: Exception) -> int:
+    print(f"hetero {command}: {error}", file=sys.stderr)
+    return _BAD_INPUT
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,26 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     status = commands.add_parser("status", help="say where a run stands")
-    status.add_argument("run_dir", type=_run_directory, metavar="RUN_DIR")
+    status.add_argument("run_dir", type=run_directory, metavar="RUN_DIR")
     status.set_defaults(run=_status)
 
     report = commands.add_parser("report", help="write report.html of a run from what it has left")
-    report.add_argument("run_dir", type=_run_directory, metavar="RUN_DIR")
+    report.add_argument("run_dir", type=run_directory, metavar="RUN_DIR")
     report.set_defaults(run=_report)
 
+    add_ckpt(commands)
     for command in (plan, doctor, status):
         command.add_argument("--json", action="store_true", help="print data only")
     return parser
-
-
-def _run_directory(text: str) -> RunDirectory:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {text}")
-    run_dir = RunDirectory(path)
-    if not (run_dir.plan_path.is_file() or run_dir.status_path.is_file()):
-        raise argparse.ArgumentTypeError(f"{text} is not a run directory: it has no plan.json")
-    return run_dir
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 from pathlib import Path
@@ -15,6 +16,17 @@ from hetero_fw.monitoring import (
     read_metrics,
     read_status,
 )
+
+
+def run_directory(text: str) -> RunDirectory:
+    """The run directory that an argument names."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text}")
+    run_dir = RunDirectory(path)
+    if not (run_dir.plan_path.is_file() or run_dir.status_path.is_file()):
+        raise argparse.ArgumentTypeError(f"{text} is not a run directory: it has no plan.json")
+    return run_dir
 
 
 def describe_run(run_dir: RunDirectory) -> dict[str, Any]:

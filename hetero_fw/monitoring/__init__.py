@@ -13,6 +13,7 @@ from hetero_fw.monitoring.metrics import (
     read_metrics,
     read_scalars,
 )
+from hetero_fw.monitoring.quantities import format_bytes, format_duration, format_number
 from hetero_fw.monitoring.report import write_report
 from hetero_fw.monitoring.rundir import RunDirectory, create_run_directory
 from hetero_fw.monitoring.runlock import RunLock
@@ -46,6 +47,9 @@ __all__ = [
     "build_summary",
     "create_run_directory",
     "format_banner",
+    "format_bytes",
+    "format_duration",
+    "format_number",
     "last_step",
     "read_events",
     "read_history",

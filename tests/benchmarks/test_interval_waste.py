@@ -26,9 +26,9 @@ from tests.unit.simulate.regimes import (
 )
 
 DAY_S = 86400.0
-NUM_SEEDS = 40
-NUM_SEEDS_FIXED = 4
-CANDIDATES = (20, 35, 60, 100, 150, 220, 330, 500, 750, 1100, 1600)
+NUM_SEEDS = 30
+NUM_SEEDS_FIXED = 2
+CANDIDATES = (20, 35, 60, 150, 220, 330, 750, 1600)
 
 REGIMES = [
     *(constant(2700.0, cost_s) for cost_s in (0.2, 1.0, 5.0, 30.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,6 +17,7 @@ from hetero_fw.app.build import (
     build_module,
     build_train_data,
     build_val_data,
+    init_weights,
     interval_rule,
     make,
 )
@@ -118,3 +120,28 @@ def test_validation_only_where_it_is_asked_for() -> None:
     loader = build_val_data(cfg, made, 0)
     assert loader is not None
     assert len(list(loader)) >= 1
+
+
+def test_a_fresh_run_can_start_from_a_file_of_weights(tmp_path: Path) -> None:
+    given = build_module(config("seed=1"))
+    torch.save(given.state_dict(), tmp_path / "weights.pt")
+    cfg = config(f"model.init_from={tmp_path}/weights.pt")
+    module = build_module(cfg)
+    init_weights(cfg, module)
+    for left, right in zip(module.parameters(), given.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_weights_of_another_model_are_a_problem_of_the_configuration(tmp_path: Path) -> None:
+    torch.save({"blocks.0.wight": torch.ones(1)}, tmp_path / "weights.pt")
+    cfg = config(f"model.init_from={tmp_path}/weights.pt")
+    with pytest.raises(ConfigError, match=r"model\.init_from: .* does not fit the module"):
+        init_weights(cfg, build_module(cfg))
+
+
+def test_without_a_file_the_weights_stay() -> None:
+    cfg = config()
+    module = build_module(cfg)
+    init_weights(cfg, module)
+    pairs = zip(module.parameters(), build_module(cfg).parameters(), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hetero_fw.app.state import from_plain, to_plain
+from hetero_fw.app.state import from_plain, newest_metric, to_plain
+from hetero_fw.checkpoint import Metric
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=10),
@@ -104,3 +105,12 @@ def test_what_json_cannot_hold_is_left_out() -> None:
 
 def test_counters_stay_counters() -> None:
     assert list(through_json(Counter([3, 3, 5])).elements()) == [3, 3, 5]
+
+
+def test_the_metric_of_a_checkpoint_is_what_was_logged_last() -> None:
+    logged = {"val_loss": torch.tensor(0.5), "loss": torch.tensor(2.0)}
+    assert newest_metric("val_loss", logged, 3.0) == Metric(name="val_loss", value=0.5)
+    assert newest_metric("loss", logged, 3.0) == Metric(name="loss", value=2.0)
+    assert newest_metric("loss", {}, 3.0) == Metric(name="loss", value=3.0)
+    assert newest_metric("val_loss", {}, 3.0) is None
+    assert newest_metric(None, logged, 3.0) is None

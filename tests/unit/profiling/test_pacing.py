@@ -28,10 +28,8 @@ def test_work_inside_the_window_counts() -> None:
     while time.perf_counter() - began_s < 0.06:
         pass
     assert pacer.load() >= 0.6
-    held_from_s = time.perf_counter()
-    taken_s = pacer.hold(1.0)
-    assert taken_s >= 0.1
-    assert time.perf_counter() - held_from_s <= taken_s - 0.06 + 0.001
+    assert pacer.hold(1.0) >= 0.1
+    assert pacer.load() >= 1.0
 
 
 def test_late_rank_is_not_held() -> None:

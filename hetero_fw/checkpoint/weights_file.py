@@ -1,0 +1,143 @@
+"""Full weights as one file that other programs read: safetensors out, and in again.
+
+The names are those of the module's own `state_dict`. Reading never executes code: safetensors
+holds no code, and a file of `torch.save` is read by PyTorch's restricted unpickler.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hetero_fw.checkpoint.loading import fill_tensors
+from hetero_fw.checkpoint.manifest import read_manifest
+from hetero_fw.checkpoint.training_state import MODEL_PREFIX, canonical_fqn
+from hetero_fw.errors import CheckpointError, did_you_mean
+
+# A safetensors file starts with the length of its header, 8 bytes, and the header, JSON.
+_HEADER_AT = 8
+_MAX_PROBLEMS = 8
+
+
+def export_weights(path: Path, out: Path) -> int:
+    """Write parameters and buffers of the checkpoint directory `path` to the new file `out`.
+
+    Every byte is verified on the way. `out` appears complete or not at all.
+
+    Returns:
+        number of tensors.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or `out` exists or cannot be written.
+    """
+    manifest = read_manifest(path)
+    names = [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)]
+    tensors = {
+        name: torch.empty(manifest.tensors[name].size, dtype=manifest.tensors[name].torch_dtype)
+        for name in names
+    }
+    fill_tensors(path, manifest, tensors)
+    weights = {name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items()}
+    _write_new(Path(out), weights, {"format": "pt", "step": str(manifest.step)})
+    return len(weights)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Fill parameters and buffers of `module` from `path`, all of them and nothing else.
+
+    Args:
+        module: not sharded yet.
+        path: a safetensors file, or a `state_dict` written by `torch.save`, alone or under the
+            key `state_dict`.
+
+    Raises:
+        CheckpointError: it cannot be read, holds more than tensors, or its names or sizes are not
+            those of the module; `module` is then unchanged.
+    """
+    saved = {canonical_fqn(name): tensor for name, tensor in read_weights(path).items()}
+    own = {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
+    problems = list(_misfits(saved, own))
+    if problems:
+        more = len(problems) - _MAX_PROBLEMS
+        listed = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise CheckpointError(f"{path} does not fit the module: {listed}")
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            own[name].copy_(tensor)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a weights file, by name.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds more than tensors.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(_HEADER_AT + 1)
+        if beginning[_HEADER_AT:] == b"{":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    except Exception as error:
+        # Whatever a foreign file makes the unpickler raise; its advice does not apply here.
+        kind = type(error).__name__
+        raise CheckpointError(
+            f"{path}: is neither a safetensors file nor a state_dict of tensors alone ({kind}); "
+            "none of its code was run."
+        ) from error
+    return _tensors_of(path, content)
+
+
+def _tensors_of(path: Path, content: Any) -> dict[str, torch.Tensor]:
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a state_dict.")
+    odd = [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]
+    if odd:
+        raise CheckpointError(
+            f"{path}: is not a state_dict of tensors alone: {', '.join(odd[:_MAX_PROBLEMS])}."
+        )
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _misfits(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    for name in sorted(saved.keys() - own.keys()):
+        yield f"the module has no {name}.{did_you_mean(name, own)}".removesuffix(".")
+    for name in sorted(own.keys() - saved.keys()):
+        if own[name].numel() > 0:  # a checkpoint holds no empty tensors
+            yield f"{name} is missing"
+    for name in sorted(saved.keys() & own.keys()):
+        ours, theirs = own[name], saved[name]
+        if ours.shape != theirs.shape:
+            yield f"{name} is {list(theirs.shape)}, expected {list(ours.shape)}"
+        elif ours.dtype != theirs.dtype and not (
+            ours.dtype.is_floating_point and theirs.dtype.is_floating_point
+        ):
+            yield f"{name} is {theirs.dtype}, expected {ours.dtype}"
+
+
+def _write_new(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; choose another name.")
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        save_file(tensors, scratch, metadata)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except (OSError, SafetensorError, KeyError) as error:  # KeyError: a dtype it does not hold
+        raise CheckpointError(f"{path}: cannot be written ({error})") from error
+    finally:
+        scratch.unlink(missing_ok=True)

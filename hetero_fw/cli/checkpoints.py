@@ -1,0 +1,173 @@
+"""The checkpoints of a run as data and as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetero_fw.checkpoint import (
+    CheckpointInfo,
+    Likeness,
+    TensorDifference,
+    checkpoint_path,
+    find_restorable,
+    published_paths,
+    read_info,
+    verify_checkpoint,
+)
+from hetero_fw.errors import CheckpointError
+from hetero_fw.monitoring import RunDirectory, format_bytes, format_duration, format_number
+from hetero_fw.policies import MonitorMode, RetentionRule
+
+_PREFIX = "hetero_ckpt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStore:
+    """Where a run keeps its checkpoints, and under which rule."""
+
+    root: Path
+    prefix: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, run_dir: RunDirectory) -> CheckpointStore:
+        """As the run's own configuration says; with defaults where there is none."""
+        try:
+            text = (run_dir.hydra_path / "config.yaml").read_text(encoding="utf-8")
+            settings = yaml.safe_load(text)["ckpt"]
+            prefix = str(settings["prefix"])
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            settings, prefix = {}, _PREFIX
+        return cls(root=run_dir.checkpoints_path, prefix=prefix, settings=settings)
+
+    def rule(self, keep_latest_k: int) -> RetentionRule:
+        """The run's rule with another number of newest ones to keep."""
+        return RetentionRule(
+            keep_latest_k=keep_latest_k,
+            keep_best=self.settings.get("keep_best", 1),
+            monitor=self.settings.get("monitor"),
+            monitor_mode=MonitorMode(self.settings.get("monitor_mode", "min")),
+            keep_every_n_steps=self.settings.get("keep_every_n_steps"),
+        )
+
+    def path(self, step: int) -> Path:
+        """Directory of the published checkpoint of `step`.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        path = checkpoint_path(self.root, self.prefix, step)
+        if not path.is_dir():
+            there_are = sorted(map(_step, published_paths(self.root, self.prefix))) or "none"
+            raise CheckpointError(
+                f"{self.root} has no checkpoint of step {step}; there are {there_are}"
+            )
+        return path
+
+    def newest_intact(self) -> Path:
+        """Directory of the newest checkpoint whose bytes are as they were written.
+
+        Raises:
+            CheckpointError: there is none; says what is wrong with the newest.
+        """
+        problems: list[str] = []
+        info = find_restorable(self.root, self.prefix, lambda _, reason: problems.append(reason))
+        if info is None:
+            raise CheckpointError(problems[0] if problems else f"{self.root} has no checkpoint")
+        return info.path
+
+
+def describe_checkpoints(
+    store: CheckpointStore, paths: Iterable[Path], *, reads_bytes: bool
+) -> list[dict[str, Any]]:
+    """Plain data about checkpoints.
+
+    Returns:
+        step, path. age_s, size_bytes, world_size, attempt, reason, metric: None if the manifest
+            cannot be read. is_verified: None if the bytes were not read. problem: what is wrong,
+            None if nothing is known to be.
+    """
+    return [_describe(store, path, reads_bytes=reads_bytes) for path in paths]
+
+
+def _describe(store: CheckpointStore, path: Path, *, reads_bytes: bool) -> dict[str, Any]:
+    info: CheckpointInfo | None = None
+    problem, is_verified = None, None
+    try:
+        info = read_info(path, store.prefix)
+        if reads_bytes:
+            verify_checkpoint(info)
+            is_verified = True
+    except CheckpointError as error:
+        problem, is_verified = str(error), False
+    metric = info.metric if info else None
+    return {
+        "step": _step(path),
+        "path": str(path),
+        "age_s": time.time() - info.created_time_s if info else None,
+        "size_bytes": info.size_bytes if info else None,
+        "world_size": info.world_size if info else None,
+        "attempt": info.attempt if info else None,
+        "is_verified": is_verified,
+        "problem": problem,
+        "metric": {"name": metric.name, "value": metric.value} if metric else None,
+        "reason": info.reason if info else None,
+    }
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def format_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
+    """One line for each checkpoint."""
+    if not rows:
+        return "no checkpoints"
+    header = ("step", "age", "size", "verified", "metric", "why it was saved")
+    table = [header, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column < 3 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in table
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    metric = row["metric"]
+    return (
+        str(row["step"]),
+        "" if row["age_s"] is None else format_duration(max(1.0, row["age_s"])),
+        "" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
+        {None: "not read", True: "yes", False: "DAMAGED"}[row["is_verified"]],
+        f"{metric['name']} {format_number(metric['value'])}" if metric else "",
+        row["problem"] or row["reason"],
+    )
+
+
+def format_difference(differences: Sequence[TensorDifference]) -> str:
+    """A line for each tensor that is not equal, and a count of all kinds."""
+    unequal = [item for item in differences if item.likeness is not Likeness.EQUAL]
+    width = max((len(item.fqn) for item in unequal), default=0)
+    lines = [f"{item.fqn:<{width}}  {_likeness(item)}" for item in unequal]
+    counts = [
+        f"{number} {likeness.value.replace('_', ' ')}"
+        for likeness in Likeness
+        if (number := sum(item.likeness is likeness for item in differences))
+    ]
+    return "\n".join([*lines, ", ".join(counts) or "no tensors"])
+
+
+def _likeness(item: TensorDifference) -> str:
+    if item.likeness is Likeness.DIFFERENT:
+        return f"largest difference {format_number(item.max_abs_difference)}"
+    return " ".join(filter(None, [item.likeness.value.replace("_", " "), item.detail]))

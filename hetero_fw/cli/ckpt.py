@@ -1,0 +1,149 @@
+"""`hetero ckpt`: look at the checkpoints of a run, export, compare and delete them.
+
+The functions import what they need: with torch it takes seconds, and the parser is needed always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero_fw.cli.runs import run_directory
+from hetero_fw.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hetero_fw.checkpoint import PruneReport
+    from hetero_fw.cli.checkpoints import CheckpointStore
+
+
+def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `ckpt` and its own commands to those of `hetero`."""
+    parser = commands.add_parser("ckpt", help="list, verify, export, compare and prune checkpoints")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    listing = _action(actions, "ls", _list, "list the checkpoints of a run")
+    listing.add_argument("--verify", action="store_true", help="read every byte, which takes time")
+
+    verify = _action(actions, "verify", _verify, "compare every byte with what was written")
+    verify.add_argument("--step", type=int, metavar="N", help="this one only")
+
+    export = _action(actions, "export", _export, "write the full weights as one safetensors file")
+    export.add_argument("out", type=Path, metavar="OUT", help="a new file, OUT.safetensors")
+    export.add_argument("--step", type=int, metavar="N", help="default: the newest intact one")
+
+    prune = _action(actions, "prune", _prune, "delete old checkpoints of a run that is over")
+    prune.add_argument(
+        "--keep", type=_at_least_two, required=True, metavar="K", help="newest to keep, 2 or more"
+    )
+
+    diff = _action(actions, "diff", _diff, "compare two checkpoints tensor by tensor")
+    diff.add_argument("a", type=int, metavar="A", help="step of the one")
+    diff.add_argument("b", type=int, metavar="B", help="step of the other")
+
+
+def _action(
+    actions: argparse._SubParsersAction[Any], name: str, run: Any, help: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help, description=help)
+    parser.add_argument("run_dir", type=run_directory, metavar="RUN_DIR")
+    parser.add_argument("--json", action="store_true", help="print data only")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _at_least_two(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(
+            f"{number} is too few: the newest checkpoint can turn out to be unreadable"
+        )
+    return number
+
+
+def _list(options: argparse.Namespace) -> int:
+    from hetero_fw.checkpoint import published_paths
+    from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
+
+    store = CheckpointStore.of(options.run_dir)
+    paths = published_paths(store.root, store.prefix)
+    rows = describe_checkpoints(store, paths, reads_bytes=options.verify)
+    print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Exit status 1 if one of them is damaged."""
+    from hetero_fw.checkpoint import published_paths
+    from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
+
+    store = CheckpointStore.of(options.run_dir)
+    if options.step is None:
+        paths = list(published_paths(store.root, store.prefix))
+    else:
+        paths = [store.path(options.step)]
+    rows = describe_checkpoints(store, paths, reads_bytes=True)
+    print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
+    return 0 if all(row["is_verified"] for row in rows) else 1
+
+
+def _export(options: argparse.Namespace) -> int:
+    from hetero_fw.checkpoint import export_weights
+    from hetero_fw.cli.checkpoints import CheckpointStore
+
+    store = CheckpointStore.of(options.run_dir)
+    path = store.newest_intact() if options.step is None else store.path(options.step)
+    num_tensors = export_weights(path, options.out)
+    if options.json:
+        data = {"source": str(path), "path": str(options.out), "num_tensors": num_tensors}
+        print(json.dumps(data, indent=2))
+    else:
+        print(f"{options.out}: {num_tensors} tensors of {path.name}")
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from hetero_fw.cli.checkpoints import CheckpointStore
+
+    store = CheckpointStore.of(options.run_dir)
+    # A run that goes on prunes by itself; nobody else moves its checkpoints meanwhile.
+    with options.run_dir.lock():
+        if not store.root.is_dir():
+            deleted, reason = [], "no checkpoints"
+        else:
+            report = _prune_store(store, options.keep)
+            deleted, reason = [path.name for path in report.deleted], report.reason
+    if options.json:
+        print(json.dumps({"deleted": deleted, "reason": reason}, indent=2))
+    else:
+        print("\n".join([*(f"deleted {name}" for name in deleted), reason]))
+    return 0
+
+
+def _prune_store(store: CheckpointStore, keep: int) -> PruneReport:
+    from hetero_fw.checkpoint import dead_directory, prune
+
+    try:
+        into = dead_directory(store.root)
+        try:
+            return prune(store.root, store.prefix, store.rule(keep), into=into)
+        finally:
+            shutil.rmtree(into, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"not every old checkpoint was deleted: {error}") from error
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from hetero_fw.checkpoint import compare_checkpoints
+    from hetero_fw.cli.checkpoints import CheckpointStore, format_difference
+
+    store = CheckpointStore.of(options.run_dir)
+    differences = list(compare_checkpoints(store.path(options.a), store.path(options.b)))
+    if options.json:
+        print(json.dumps([asdict(item) for item in differences], indent=2))
+    else:
+        print(format_difference(differences))
+    return 0

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hetero_fw.checkpoint import (
+    buffer_names,
+    checkpoint_path,
+    export_weights,
+    flatten_training_state,
+    load_weights,
+)
+from hetero_fw.errors import CheckpointError
+from tests.unit.checkpoint.examples import PREFIX, Model, make_saver, save, trained
+
+
+@pytest.fixture(scope="module")
+def module() -> Model:
+    return trained()[0]
+
+
+@pytest.fixture
+def exported(module: Model, tmp_path: Path) -> Path:
+    saver = make_saver(tmp_path / "checkpoints")
+    tensors, state = flatten_training_state(module, None)
+    handle = saver.save(3, tensors, state, reason="test", may_be_infinite=buffer_names(module))
+    assert handle.wait(30.0)
+    out = tmp_path / "weights.safetensors"
+    export_weights(checkpoint_path(tmp_path / "checkpoints", PREFIX, 3), out)
+    return out
+
+
+def same(left: torch.nn.Module, right: torch.nn.Module) -> bool:
+    pairs = zip(left.state_dict().items(), right.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_an_export_loads_without_this_project(module: Model, exported: Path) -> None:
+    plain = Model()
+    plain.load_state_dict(load_file(exported))
+    assert same(plain, module)
+    header_length = int.from_bytes(exported.read_bytes()[:8], "little")
+    header = json.loads(exported.read_bytes()[8 : 8 + header_length])
+    assert header["__metadata__"] == {"format": "pt", "step": "3"}
+    assert list(exported.parent.glob(".*.tmp")) == []
+
+
+def test_an_export_can_be_started_from(module: Model, exported: Path) -> None:
+    fresh = Model()
+    load_weights(fresh, exported)
+    assert same(fresh, module)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_plain_state_dict_can_be_started_from(
+    module: Model, tmp_path: Path, is_wrapped: bool
+) -> None:
+    content = module.state_dict()
+    torch.save({"state_dict": content} if is_wrapped else content, tmp_path / "weights.pt")
+    fresh = Model()
+    load_weights(fresh, tmp_path / "weights.pt")
+    assert same(fresh, module)
+
+
+def test_an_export_never_overwrites(exported: Path, tmp_path: Path) -> None:
+    before = exported.read_bytes()
+    path = checkpoint_path(tmp_path / "checkpoints", PREFIX, 3)
+    with pytest.raises(CheckpointError, match="exists already"):
+        export_weights(path, exported)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        export_weights(path, tmp_path / "absent" / "out")
+    assert exported.read_bytes() == before
+
+
+def test_a_dtype_that_safetensors_lacks_is_an_error(tmp_path: Path) -> None:
+    outcome = save(make_saver(tmp_path), 1, {"model.x": torch.ones(2, dtype=torch.complex128)})
+    assert outcome.path is not None
+    with pytest.raises(CheckpointError, match="complex128"):
+        export_weights(outcome.path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_and_sizes_must_fit_and_are_all_told(module: Model, tmp_path: Path) -> None:
+    weights = dict(module.state_dict())
+    weights["first.wieght"] = weights.pop("first.weight")
+    weights["last.weight"] = torch.zeros(7, 3)
+    weights["norm.num_batches_tracked"] = torch.tensor(1.0)
+    save_file(weights, tmp_path / "weights.safetensors")
+    fresh = Model()
+    before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(fresh, tmp_path / "weights.safetensors")
+    message = str(caught.value)
+    assert "the module has no first.wieght. Did you mean 'first.weight'?" in message
+    assert "first.weight is missing" in message
+    assert "last.weight is [7, 3], expected [3, 7]" in message
+    assert "norm.num_batches_tracked is torch.float32, expected torch.int64" in message
+    assert "\n" not in message
+    assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_many_misfits_are_counted(tmp_path: Path) -> None:
+    save_file({f"x{i}": torch.zeros(1) for i in range(20)}, tmp_path / "weights")
+    with pytest.raises(CheckpointError, match="and 23 more"):
+        load_weights(Model(), tmp_path / "weights")
+
+
+def test_precision_may_differ(module: Model, tmp_path: Path) -> None:
+    half = {n: t.half() if t.is_floating_point() else t for n, t in module.state_dict().items()}
+    save_file(half, tmp_path / "weights")
+    fresh = Model()
+    load_weights(fresh, tmp_path / "weights")
+    torch.testing.assert_close(fresh.last.weight, module.last.weight, atol=1e-3, rtol=1e-3)
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> object:
+        return os.system, (f"touch {self._path}",)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_a_bomb_does_not_run(tmp_path: Path, kind: str) -> None:
+    file, mark = tmp_path / "weights.pt", tmp_path / "exploded"
+    if kind == "pickle":
+        file.write_bytes(pickle.dumps(Bomb(mark)))
+    else:
+        torch.save({"first.weight": Bomb(mark)}, file)
+    with pytest.raises(CheckpointError, match="none of its code was run"):
+        load_weights(Model(), file)
+    assert not mark.exists()
+
+
+def test_other_files_are_named(module: Model, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_weights(module, tmp_path / "absent")
+    (tmp_path / "text").write_text("weights, 3 of them")
+    with pytest.raises(CheckpointError, match="neither a safetensors file nor"):
+        load_weights(module, tmp_path / "text")
+    (tmp_path / "torn").write_bytes(b"\x10" + bytes(7) + b'{"a": ')
+    with pytest.raises(CheckpointError, match=r"torn: cannot be read"):
+        load_weights(module, tmp_path / "torn")
+    torch.save([torch.ones(1)], tmp_path / "list")
+    with pytest.raises(CheckpointError, match="holds a list, not a state_dict"):
+        load_weights(module, tmp_path / "list")
+    torch.save({"epoch": 3, "w": torch.ones(1)}, tmp_path / "more")
+    with pytest.raises(CheckpointError, match="not a state_dict of tensors alone: epoch"):
+        load_weights(module, tmp_path / "more")

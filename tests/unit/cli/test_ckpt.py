@@ -1,0 +1,202 @@
+"""`hetero ckpt`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hetero_fw.checkpoint import Metric, checkpoint_path
+from hetero_fw.cli import main
+from hetero_fw.monitoring import RunDirectory, create_run_directory, write_json_atomically
+from tests.unit.checkpoint.examples import WAIT_S, make_saver, published, weights
+
+PREFIX = "hetero_ckpt"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    assert main(["ckpt", *arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["ckpt", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hetero ckpt: ")
+    assert len(captured.err.splitlines()) == 1
+    return captured.err
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with checkpoints of four steps, the best one at step 10."""
+    run_dir = create_run_directory(tmp_path, "mine")
+    write_json_atomically(run_dir.plan_path, {"ranks": []})
+    run_dir.hydra_path.mkdir()
+    (run_dir.hydra_path / "config.yaml").write_text(
+        f"ckpt: {{prefix: {PREFIX}, monitor: val_loss, monitor_mode: min, keep_best: 1}}\n"
+    )
+    saver = make_saver(run_dir.checkpoints_path)
+    for step in (10, 20, 30, 40):
+        metric = Metric(name="val_loss", value=step / 100)
+        handle = saver.save(step, weights(step, 50), {}, reason=f"after {step}", metric=metric)
+        assert handle.wait(WAIT_S)
+    return run_dir
+
+
+def damage(run: RunDirectory, step: int) -> None:
+    shard = checkpoint_path(run.checkpoints_path, PREFIX, step) / "shard-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+
+
+def test_ls(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+    rows = run_json(capsys, "ls", str(run.path))
+    assert [row["step"] for row in rows] == [40, 30, 20, 10]
+    assert rows[0]["metric"] == {"name": "val_loss", "value": 0.4}
+    assert rows[0]["reason"] == "after 40"
+    assert rows[0]["size_bytes"] > 600
+    assert 0 <= rows[0]["age_s"] < 60
+    assert [row["is_verified"] for row in rows] == [None] * 4
+    assert main(["ckpt", "ls", str(run.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [
+        "step",
+        "age",
+        "size",
+        "verified",
+        "metric",
+        *["why", "it", "was", "saved"],
+    ]
+    assert "not read  val_loss 0.4" in lines[1]
+
+
+def test_ls_shows_what_is_damaged(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+    damage(run, 30)
+    (checkpoint_path(run.checkpoints_path, PREFIX, 20) / "manifest.json").write_text("{}")
+    rows = run_json(capsys, "ls", str(run.path), "--verify")
+    assert [row["is_verified"] for row in rows] == [True, False, False, True]
+    assert "shard-00000.bin" in rows[1]["problem"]
+    assert "manifest.json" in rows[2]["problem"]
+    assert main(["ckpt", "ls", str(run.path)]) == 0
+    assert capsys.readouterr().out.count("DAMAGED") == 1  # the bytes of the other were not read
+
+
+def test_verify(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+    assert len(run_json(capsys, "verify", str(run.path))) == 4
+    damage(run, 30)
+    rows = run_json(capsys, "verify", str(run.path), status=1)
+    assert [row["step"] for row in rows if not row["is_verified"]] == [30]
+    assert len(run_json(capsys, "verify", str(run.path), "--step", "40")) == 1
+    assert main(["ckpt", "verify", str(run.path), "--step", "30"]) == 1
+    assert "DAMAGED" in capsys.readouterr().out
+    assert "no checkpoint of step 31; there are [10, 20, 30, 40]" in complaint(
+        capsys, "verify", str(run.path), "--step", "31"
+    )
+
+
+def test_export(capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    assert run_json(capsys, "export", str(run.path), "--step", "20", str(out))["num_tensors"] == 3
+    exported = load_file(out)
+    assert sorted(exported) == ["count", "flags", "weight"]
+    assert int(exported["count"]) == 20
+    assert "exists already" in complaint(capsys, "export", str(run.path), str(out))
+
+
+def test_export_takes_the_newest_that_is_intact(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    damage(run, 40)
+    out = tmp_path / "out.safetensors"
+    assert main(["ckpt", "export", str(run.path), str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 3 tensors of hetero_ckpt-step-00000030\n"
+    error = complaint(capsys, "export", str(run.path), "--step", "40", str(tmp_path / "other"))
+    assert "shard-00000.bin" in error
+    assert not (tmp_path / "other").exists()
+    for step in (10, 20, 30):
+        damage(run, step)
+    error = complaint(capsys, "export", str(run.path), str(tmp_path / "other"))
+    assert "step-00000040" in error
+
+
+def test_prune_keeps_the_newest_and_the_best(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    result = run_json(capsys, "prune", str(run.path), "--keep", "2")
+    assert result["deleted"] == ["hetero_ckpt-step-00000020"]
+    assert "steps [10] best by val_loss" in result["reason"]
+    assert [name[-2:] for name in published(run.checkpoints_path)] == ["10", "30", "40"]
+    hidden = {path.name for path in run.checkpoints_path.glob(".*")}
+    assert hidden == {".staging-1", ".retired-1"}
+    assert main(["ckpt", "prune", str(run.path), "--keep", "2"]) == 0
+    assert "keep [40, 30, 10]" in capsys.readouterr().out
+
+
+def test_prune_leaves_a_run_that_goes_on_alone(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    with run.lock():
+        complaint(capsys, "prune", str(run.path), "--keep", "2")
+    assert len(published(run.checkpoints_path)) == 4
+
+
+def test_diff(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+    found = run_json(capsys, "diff", str(run.path), "10", "30")
+    assert {item["fqn"]: item["max_abs_difference"] for item in found} == {
+        "model.count": 20.0,
+        "model.flags": 0.0,
+        "model.weight": 20.0,
+        "optim.weight.exp_avg": 20.0,
+    }
+    assert main(["ckpt", "diff", str(run.path), "10", "30"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["model.count", "largest", "difference", "20"]
+    assert lines[-1] == "1 equal, 3 different"
+
+
+def test_a_run_without_checkpoints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_dir = create_run_directory(tmp_path, "other")
+    write_json_atomically(run_dir.plan_path, {})
+    assert run_json(capsys, "ls", str(run_dir.path)) == []
+    assert run_json(capsys, "verify", str(run_dir.path)) == []
+    assert run_json(capsys, "prune", str(run_dir.path), "--keep", "2")["deleted"] == []
+    assert main(["ckpt", "ls", str(run_dir.path)]) == 0
+    assert capsys.readouterr().out == "no checkpoints\n"
+    assert "has no checkpoint" in complaint(
+        capsys, "export", str(run_dir.path), str(tmp_path / "out")
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ckpt"],
+        ["ckpt", "list"],
+        ["ckpt", "ls"],
+        ["ckpt", "ls", "nowhere"],
+        ["ckpt", "prune", "."],
+        ["ckpt", "verify", ".", "--step", "x"],
+    ],
+)
+def test_bad_arguments_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("hetero ckpt")
+    assert len(errors.splitlines()) == 1
+
+
+def test_too_few_to_keep_are_refused(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["ckpt", "prune", str(run.path), "--keep", "1"])
+    assert caught.value.code == 2
+    assert "1 is too few" in capsys.readouterr().err
