@@ -120,7 +120,7 @@ class Supervisor:
         Args:
             prepare: writes what attempt number n needs and describes it.
         """
-        attempt = max(self._run_dir.attempt_numbers(), default=-1) + 1
+        attempt = self._next_attempt()
         best_step = last_step(self._run_dir.metrics_path)
         without_progress = 0
         while True:
@@ -142,8 +142,12 @@ class Supervisor:
                     return self._given_up(result, decision.reason, best_step, attempt)
                 without_progress = decision.restarts_without_progress
                 events.write(EventName.RESTART, step=step, reason=decision.reason)
-            attempt += 1
             time.sleep(self._config.backoff_s * without_progress)
+            attempt = self._next_attempt()
+
+    def _next_attempt(self) -> int:
+        """Counted on from what is on disk: a later supervisor may have begun attempts."""
+        return max(self._run_dir.attempt_numbers(), default=-1) + 1
 
     def _finished(self, end: RankEnd, attempt: int) -> RunOutcome:
         step = last_step(self._run_dir.metrics_path)
