@@ -50,4 +50,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # Before the run listens to signals itself; nothing has started yet.
+        print("interrupted before the run started", file=sys.stderr)
+        sys.exit(130)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -21,17 +24,48 @@ from hetero_fw.data import RankPart, build_train_loader, build_val_loader
 from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import IntervalPolicy, IntervalRule, linear_scaled_lr
+from hetero_fw.profiling import is_out_of_memory
 
 
-def make(node: DictConfig | None) -> Any:
-    """Instantiate a configuration node with plain containers as arguments."""
-    return None if node is None else instantiate(node, _convert_="all")
+def make(node: DictConfig | None, key: str) -> Any:
+    """Instantiate a configuration node with plain containers as arguments.
+
+    Args:
+        node: has a `_target_`; None gives None.
+        key: where the node stands in the configuration, for messages.
+
+    Raises:
+        ConfigError: the target cannot be imported or refuses its arguments. The same arguments
+            are refused every time, so a restart would not help.
+    """
+    if node is None:
+        return None
+    with constructing(key, node):
+        return instantiate(node, _convert_="all")
+
+
+@contextlib.contextmanager
+def constructing(key: str, node: DictConfig) -> Iterator[None]:
+    """Turn what a constructor raises into one line about the configuration that called it."""
+    try:
+        yield
+    except Exception as error:
+        # Hydra wraps what a target raises; imports that failed it only tells in its message.
+        cause = error.__cause__ if isinstance(error, InstantiationException) else error
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        is_passing = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+        if cause is not None and (is_passing or is_out_of_memory(cause)):
+            raise cause from None
+        name = "" if cause is None else f"{type(cause).__name__}: "
+        text = " ".join(str(cause or error).split())
+        raise ConfigError(f"{key} ({node._target_}): {name}{text}") from error
 
 
 def build_module(cfg: DictConfig) -> pl.LightningModule:
     """The user's module with weights that depend on the seed alone, so that all ranks agree."""
     torch.manual_seed(cfg.seed)
-    module = make(cfg.model.module)
+    module = make(cfg.model.module, "model.module")
     if not isinstance(module, pl.LightningModule):
         raise ConfigError(
             f"model.module must be a LightningModule; {cfg.model.module._target_} made a "
@@ -39,6 +73,11 @@ def build_module(cfg: DictConfig) -> pl.LightningModule:
         )
     if cfg.optim.optimizer is not None:
         module.configure_optimizers = _optimizer_hook(cfg, module)  # type: ignore[method-assign]
+    elif not is_overridden("configure_optimizers", module):
+        raise ConfigError(
+            f"optim.optimizer=null, but {cfg.model.module._target_} has no configure_optimizers. "
+            "Choose an optimizer, for example optim=adamw."
+        )
     return module
 
 
@@ -56,15 +95,19 @@ def _optimizer_hook(cfg: DictConfig, module: pl.LightningModule) -> Callable[[],
     """`configure_optimizers` by the group `optim`; it runs once the parameters are in place."""
 
     def configure_optimizers() -> Any:
-        make_optimizer = make(cfg.optim.optimizer)
-        optimizer: Optimizer = make_optimizer(p for p in module.parameters() if p.requires_grad)
+        make_optimizer = make(cfg.optim.optimizer, "optim.optimizer")
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        with constructing("optim.optimizer", cfg.optim.optimizer):
+            optimizer: Optimizer = make_optimizer(parameters)
         for group in optimizer.param_groups:
             group["lr"] = linear_scaled_lr(
                 group["lr"], cfg.data.global_batch_size, cfg.optim.base_batch_size
             )
         if cfg.optim.scheduler is None:
             return optimizer
-        scheduler = make(cfg.optim.scheduler)(optimizer)
+        make_scheduler = make(cfg.optim.scheduler, "optim.scheduler")
+        with constructing("optim.scheduler", cfg.optim.scheduler):
+            scheduler = make_scheduler(optimizer)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -78,7 +121,7 @@ def build_train_data(
 ) -> DataLoader[Any]:
     """This rank's micro-batches of the steps after `start_step`."""
     return build_train_loader(
-        make(cfg.data.train),
+        make(cfg.data.train, "data.train"),
         seed=cfg.seed,
         part=RankPart(shares=plan.shares, rank=rank, microbatches=plan.ranks[rank].microbatches),
         start_step=start_step,
@@ -94,7 +137,7 @@ def build_val_data(cfg: DictConfig, plan: ParallelPlan, rank: int) -> DataLoader
         return None
     limit = cfg.trainer.limit_val_batches
     return build_val_loader(
-        make(cfg.data.val),
+        make(cfg.data.val, "data.val"),
         rank=rank,
         world_size=plan.world_size,
         batch_size=cfg.data.val_batch_size,
@@ -106,15 +149,20 @@ def build_val_data(cfg: DictConfig, plan: ParallelPlan, rank: int) -> DataLoader
 
 def build_loggers(cfg: DictConfig, rank: int) -> list[Logger]:
     """Lightning loggers of the group `logger`; rank 0 logs for all."""
-    nodes = [node for node in (cfg.logger or {}).values() if node is not None]
-    return [make(node) for node in nodes] if rank == 0 else []
+    if rank != 0:
+        return []
+    nodes = (cfg.logger or {}).items()
+    return [make(node, f"logger.{name}") for name, node in nodes if node is not None]
 
 
 def build_callbacks(cfg: DictConfig) -> list[Callback]:
     """The user's callbacks, on every rank."""
     built_in = keys_of(Callbacks)
-    nodes = [node for name, node in cfg.callbacks.items() if name not in built_in]
-    return [make(node) for node in nodes if node is not None]
+    return [
+        make(node, f"callbacks.{name}")
+        for name, node in cfg.callbacks.items()
+        if name not in built_in and node is not None
+    ]
 
 
 def interval_rule(cfg: DictConfig) -> IntervalRule:

@@ -65,15 +65,16 @@ def _run(cfg: DictConfig) -> int:
     _check_resume(cfg, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
     with run_dir.lock():
+        if cfg.mode == "train" and _is_done(cfg, run_dir):
+            return 0
+        print(format_banner(format_plan(plan), plan.to_dict()["emulation"]), flush=True)
+        if cfg.mode == "plan" and run_dir.attempt_numbers():
+            print(f"not written: {run_dir.path} keeps the plan that its run has trained with")
+            return 0
         cfg = _with_run_path(cfg, run_dir)
         _write_plan(run_dir, plan)
-        text = format_plan(plan)
-        print(format_banner(text, plan.to_dict()["emulation"]), flush=True)
         if cfg.mode == "plan":
             print(f"plan written to {run_dir.plan_path}", flush=True)
-            return 0
-        if _is_done(cfg, run_dir):
-            print(f"{run_dir.path} is DONE: {cfg.trainer.max_steps} steps are complete.")
             return 0
         return _train(cfg, run_dir, plan)
 
@@ -169,10 +170,17 @@ def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
 
 
 def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
+    """Whether nothing is left to train; says so, and leaves the record of the run as it is."""
     status = read_status(run_dir.status_path)
     if status is None or status.status is not Status.DONE:
         return False
-    return status.step >= int(cfg.trainer.max_steps)
+    is_done = status.step >= int(cfg.trainer.max_steps)
+    if is_done:
+        print(
+            f"{run_dir.path} is DONE after step {status.step}; trainer.max_steps="
+            f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+        )
+    return is_done
 
 
 def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:

@@ -176,7 +176,9 @@ class Data:
 
     train: Component = required("the training dataset (map-style)")
     val: Component | None = key(None, "the validation dataset")
-    global_batch_size: int = required("samples in one optimizer step", at_least=1)
+    global_batch_size: int = required(
+        "samples in one optimizer step", at_least=1, at_most=100_000_000
+    )
     val_batch_size: int = key(32, "samples in one validation batch on one device", at_least=1)
     num_workers: int = key(0, "loader processes of each rank", at_least=0)
     paths: str | list[str] | None = optional("text files or globs")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
-from typing_extensions import override
 
 from hetero_fw.app.build import (
     build_callbacks,
@@ -24,61 +19,37 @@ from hetero_fw.app.build import (
     init_weights,
     interval_rule,
 )
+from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
-from hetero_fw.app.state import collect_state, newest_metric, restore_state
+from hetero_fw.app.restoring import Restore, agree_on_checkpoint
+from hetero_fw.app.state import collect_state, newest_metric
 from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, StepRecorder, read_facts
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
     buffer_names,
-    claim_attempt,
-    find_restorable,
     flatten_training_state,
     read_manifest,
-    restore_training_state,
     weights_digest,
 )
-from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import (
-    EventLog,
     EventName,
     MetricsWriter,
-    RunDirectory,
     ScalarWriter,
     StepPrinter,
     read_events,
     write_json_atomically,
 )
-from hetero_fw.parallel import Exchange
-from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule
 from hetero_fw.profiling import Pacer
-from hetero_fw.recovery import RankEnd, SaveRequest, StopRequest
+from hetero_fw.recovery import RankEnd
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankContext:
-    """Everything about one rank of one attempt that does not change while it trains."""
-
-    cfg: DictConfig
-    plan: ParallelPlan
-    rank: int
-    device: torch.device
-    run_dir: RunDirectory
-    attempt: int
-    exchange: Exchange
-    group: dist.ProcessGroup | None
-    store: dist.Store
-    stop: StopRequest
-    save: SaveRequest
-    events: EventLog
 
 
 def train(context: RankContext) -> RankEnd:
     """Train to `trainer.max_steps` or to a stop request; every rank calls this once."""
     cfg = context.cfg
-    path = _agree_on_checkpoint(context)
+    path = agree_on_checkpoint(context)
     start_step = read_manifest(path).step if path is not None else 0
     module = build_module(cfg)
     if path is None:
@@ -92,7 +63,7 @@ def train(context: RankContext) -> RankEnd:
         context,
         strategy,
         [
-            _Restore(context, path, start_step),
+            Restore(context, path, start_step),
             *build_callbacks(cfg),
             *_recorders(context, strategy, start_step),
             checkpointing,
@@ -116,46 +87,6 @@ def train(context: RankContext) -> RankEnd:
         result = {"step": trainer.global_step, "weights_digest": digest}
         write_json_atomically(context.run_dir.attempt_path(context.attempt) / "result.json", result)
     return RankEnd.DONE
-
-
-def _agree_on_checkpoint(context: RankContext) -> Path | None:
-    """Rank 0 finds the newest checkpoint that verifies; all ranks use that one."""
-    found: list[str | None] = [None]
-    if context.rank == 0:
-        root, prefix = context.run_dir.checkpoints_path, context.cfg.ckpt.prefix
-        if context.cfg.ckpt.policy != IntervalPolicy.NONE or root.is_dir():
-            # First of all: no earlier attempt changes anything from here on, and a replacement
-            # that was cut short in the middle is put back.
-            claim_attempt(root, context.attempt)
-        info = find_restorable(root, prefix, on_rejected=_log_rejected(context.events))
-        found = [str(info.path) if info is not None else None]
-        if context.attempt > 0:
-            print(f"continuing from {info.path.name if info else 'step 0'}", flush=True)
-    if context.group is not None:
-        dist.broadcast_object_list(found, src=0)
-    if found[0] is None:
-        _check_fresh_start(context)
-        return None
-    return Path(found[0])
-
-
-def _check_fresh_start(context: RankContext) -> None:
-    """Refuse to start over what `resume=must` wants continued; the supervisor saw checkpoints."""
-    if context.cfg.resume == "must":
-        raise ConfigError(
-            f"resume=must, but no checkpoint in {context.run_dir.checkpoints_path} could be "
-            "verified; events.jsonl has a checkpoint_rejected for each. Use resume=auto to start "
-            "fresh."
-        )
-
-
-def _log_rejected(events: EventLog) -> Callable[[Path, str], None]:
-    def log(path: Path, reason: str) -> None:
-        step = int(path.name.rpartition("-")[2])
-        events.write(EventName.CHECKPOINT_REJECTED, step=step, path=str(path), reason=reason)
-        print(f"checkpoint rejected: {reason}", flush=True)
-
-    return log
 
 
 def _build_strategy(context: RankContext) -> HeteroFSDPStrategy:
@@ -358,27 +289,3 @@ def _set_step(trainer: pl.Trainer, step: int) -> None:
     for name in ("ready", "started", "processed", "completed"):
         setattr(loop.batch_progress.total, name, step)
     loop._batches_that_stepped = step
-
-
-class _Restore(Callback):
-    """Fills module, optimizer and trainer from a checkpoint once they are set up."""
-
-    def __init__(self, context: RankContext, path: Path | None, step: int) -> None:
-        self._context = context
-        self._path = path
-        self._step = step
-
-    @override
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Not on_train_start, which does not come where the last step is complete already.
-        if self._path is None:
-            return
-        state = restore_training_state(
-            pl_module,
-            trainer.optimizers[0],
-            self._path,
-            process_group=self._context.group,
-        )
-        restore_state(trainer, state)
-        if self._context.rank == 0:
-            self._context.events.write(EventName.RESTORED, step=self._step, source=str(self._path))

@@ -14,9 +14,10 @@ import warnings
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from hetero_fw.app.context import RankContext
 from hetero_fw.app.job import RankJob
 from hetero_fw.app.signals import by_name
-from hetero_fw.app.training import RankContext, train
+from hetero_fw.app.training import train
 from hetero_fw.errors import HeteroError
 from hetero_fw.hardware import DEVICES, DeviceKind
 from hetero_fw.monitoring import EventLog, EventName, RunDirectory

@@ -38,6 +38,7 @@ from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
+    canonical_fqn,
     flatten_training_state,
     restore_training_state,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "TensorDifference",
     "TensorEntry",
     "buffer_names",
+    "canonical_fqn",
     "checkpoint_path",
     "claim_attempt",
     "compare_checkpoints",

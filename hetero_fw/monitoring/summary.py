@@ -60,7 +60,7 @@ def summarize(
         samples_per_s: at the median step; `samples_per_s_mean` over the time spent on steps that
             count; `samples_per_s_wall` over the wall time.
         goodput: share of the wall time that went into steps that count.
-        wall_time_s: from the first `attempt_start` to the last sign of life.
+        wall_time_s: from the first event to the last sign of life, starting up included.
         num_restarts: restarts without help; `num_attempts` counts runs by hand as well.
         recovery_s: for each failure that was recovered from without help, seconds from it to the
             next completed step.
@@ -152,12 +152,11 @@ def _plan_facts(history: RunHistory) -> dict[str, Any]:
 
 
 def wall_time_s(history: RunHistory) -> float | None:
-    """From the first `attempt_start` (or the first event) to the last thing that was written."""
-    starts = _starts(history) or history.events
-    if not starts:
+    """From the first event, before any process has started, to the last thing written."""
+    if not history.events:
         return None
     rows: tuple[Row, ...] = (*history.events, *history.steps, *history.lost_steps)
-    start_s = min(event["time_s"] for event in starts)
+    start_s = min(event["time_s"] for event in history.events)
     return float(max(row["time_s"] for row in rows) - start_s)
 
 

@@ -59,11 +59,12 @@ def make_emulated_plan(
         "EMULATED: CPU processes stand in for the declared devices; "
         f"1 s there is {dilation:.4g} s here"
     )
+    remark = _better_declared_plan(cluster, workload, request, declared.step_s)
     is_explicit = request.precision != AUTO
     return replace(
         plan,
         compute_precision=plan.precision if is_explicit else Precision.FP32,
-        reasons=(reason, *plan.reasons),
+        reasons=(reason, *plan.reasons, *remark),
         emulation=EmulationPlan(
             dilation=dilation,
             host_flops_per_s=host_flops_per_s,
@@ -79,3 +80,17 @@ def _declared_flops_per_s(cluster: ClusterSpec, request: PlanRequest) -> float:
     else:
         precision = Precision(request.precision)
     return sum(node.num_devices * node.device.flops_per_s(precision) for node in cluster.nodes)
+
+
+def _better_declared_plan(
+    cluster: ClusterSpec, workload: WorkloadProfile, request: PlanRequest, step_s: float
+) -> tuple[str, ...]:
+    """A sentence if the real devices would be better off with another plan than this one."""
+    other = make_plan(cluster, workload, request)
+    if other.step_s > 0.95 * step_s:
+        return ()
+    return (
+        f"on the declared devices, where transfers take real time, another plan is faster: "
+        f"{other.world_size} of {cluster.num_devices} devices, {other.step_s:.4g} s a step "
+        f"instead of {step_s:.4g} s (hetero plan shows it)",
+    )

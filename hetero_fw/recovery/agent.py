@@ -12,7 +12,9 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -32,6 +34,8 @@ class AgentJob:
         num_ranks: ranks on this node.
         entrypoint: module-level function that each rank runs, with `argument`.
         start_timeout_s: bound on meeting the other agents.
+        log_path: directory for what torch elastic writes down; by default it would leave a
+            temporary directory behind.
     """
 
     run_id: str
@@ -42,6 +46,7 @@ class AgentJob:
     entrypoint: Callable[[str], None]
     argument: str
     start_timeout_s: float
+    log_path: Path
 
 
 def run_agent(job: AgentJob) -> None:
@@ -59,10 +64,12 @@ def run_agent(job: AgentJob) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
+    job.log_path.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
         min_nodes=job.num_nodes,
         max_nodes=job.num_nodes,
         nproc_per_node=job.num_ranks,
+        logs_specs=DefaultLogsSpecs(log_dir=str(job.log_path)),
         run_id=job.run_id,
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=f"{job.store.host}:{job.store.port}",

@@ -25,6 +25,11 @@ class SignalRelay:
         self._num_told = 0
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether a stop was asked for."""
+        return bool(self._stop.signal_number)
+
+    @property
     def is_grace_over(self) -> bool:
         return self._stop.age_s > self._grace_s
 

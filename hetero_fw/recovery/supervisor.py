@@ -28,9 +28,7 @@ _START_POLL_S = 0.02
 _REPORT_GRACE_S = 0.3
 _KILL_TIMEOUT_S = 10.0
 # What may come of a stop signal that reaches processes before they can save.
-_LOST = frozenset(
-    {FailureKind.PROCESS_KILLED, FailureKind.AGENT_LOST, FailureKind.HEARTBEAT_MISSED}
-)
+LOST = frozenset({FailureKind.PROCESS_KILLED, FailureKind.AGENT_LOST, FailureKind.HEARTBEAT_MISSED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +156,7 @@ class Supervisor:
         return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=reason)
 
     def _given_up(self, failure: RankFailure, reason: str, step: int, attempt: int) -> RunOutcome:
-        if self._stop.signal_number and failure.kind in _LOST:
+        if self._stop.signal_number and failure.kind in LOST:
             name = _signal_name(self._stop.signal_number)
             text = f"stopped by {name} before a last checkpoint was complete"
             if self.relay().is_grace_over:
@@ -177,6 +175,7 @@ class Supervisor:
             num_ranks=node.num_ranks,
             entrypoint=self._entrypoint,
             argument=f"{node.first_rank}:{spec.argument}",
+            log_path=self._run_dir.attempt_path(spec.attempt) / "agents",
             start_timeout_s=self._config.start_timeout_s,
         )
         process = self._context.Process(target=run_agent, args=(job,), name=f"agent-{node.node}")
@@ -347,8 +346,14 @@ class _Attempt:
 
     def _report(self, failure: RankFailure) -> None:
         """Log the cause and show it once: what the other ranks met follows from it."""
+        if self._relay.has_stopped and failure.kind in LOST:
+            # Somebody asked for this end, twice or longer ago than ranks had time for.
+            self._events.write(EventName.ATTEMPT_END, outcome="stopped")
+            return
         who = f"rank {failure.rank} on {failure.node}"
-        self._supervisor.announce(f"{failure.trace}FAILURE {who}: {failure.detail}")
+        # The trace of a configuration error leads through this framework, not to the mistake.
+        trace = "" if failure.kind is FailureKind.CONFIGURATION else failure.trace
+        self._supervisor.announce(f"{trace}FAILURE {who}: {failure.detail}")
         self._events.write(
             EventName.FAILURE_DETECTED,
             step=last_step(self._supervisor.run_dir.metrics_path),

@@ -188,9 +188,9 @@ def test_stock_torchrun(tmp_path: Path, env: dict[str, str], framework_line: lis
         job.run.kill()
     show(
         *framework_line,
-        " ".join(["torchrun", *(f"{name}={value}" for name, value in env.items())])
-        + f": {len(times_s)} of {NUM_KILLS} kills recovered from, {num_failed} failed restarts on "
-        f"the way; {num_lost} without a step for {START_TIMEOUT_S:.0f} s; "
-        f"kill to next step {spread(times_s)}",
+        " ".join([f"torchrun --max-restarts={NUM_KILLS}", *(f"{k}={v}" for k, v in env.items())])
+        + f": {len(times_s)} of {NUM_KILLS} kills recovered from (after {num_failed} failed "
+        f"restarts), {num_lost} without a step for {START_TIMEOUT_S:.0f} s; kill to next step "
+        f"{spread(times_s)}",
         ", ".join(f"{value:.2f}" for value in times_s),
     )

@@ -72,6 +72,13 @@ class LingeringGPT(GPTModule):
         threading.Thread(target=threading.Event().wait, name="lingers").start()
 
 
+class OwnOptimizerGPT(GPTModule):
+    """Brings its own optimizer."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class NoModule(torch.nn.Module):
     """Not a LightningModule."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,10 @@ def test_scheduler_starts_from_the_scaled_rate_and_counts_steps() -> None:
 
 
 def test_optimizer_of_the_module_itself_is_left_alone() -> None:
-    module = build_module(config("optim=module"))
-    assert "configure_optimizers" not in vars(module)
+    own = config("optim=module", "model.module._target_=tests.recovery.modules.OwnOptimizerGPT")
+    assert "configure_optimizers" not in vars(build_module(own))
+    with pytest.raises(ConfigError, match="has no configure_optimizers"):
+        build_module(config("optim=module"))
 
 
 def test_frozen_parameters_are_not_optimized() -> None:
@@ -90,7 +93,7 @@ def test_callbacks_and_loggers() -> None:
     cfg = config("+callbacks.timer._target_=lightning.pytorch.callbacks.Timer", "logger=none")
     assert any(isinstance(callback, pl.callbacks.Timer) for callback in build_callbacks(cfg))
     assert build_loggers(cfg, rank=0) == []
-    assert make(None) is None
+    assert make(None, "nothing") is None
 
 
 def test_interval_rule() -> None:
@@ -145,3 +148,16 @@ def test_without_a_file_the_weights_stay() -> None:
     init_weights(cfg, module)
     pairs = zip(module.parameters(), build_module(cfg).parameters(), strict=True)
     assert all(torch.equal(left, right) for left, right in pairs)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.module.num_heads=5", "num_heads=5"),
+        ("model.module.dropout=7", "model.module (recipes.gpt.GPTModule): ValueError: dropout"),
+        ("optim.optimizer.lr=-1", "optim.optimizer (torch.optim.AdamW): ValueError: Invalid"),
+    ],
+)
+def test_what_a_constructor_refuses_is_a_configuration_error(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_module(config(override)).configure_optimizers()

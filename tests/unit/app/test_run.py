@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked, run
+from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.run import _host_flops, _is_done, _preload, _previous_run, _tell_changes
 from hetero_fw.monitoring import RunDirectory, Status, write_status
 
@@ -120,9 +122,10 @@ def test_changes_of_the_configuration_are_told(
     ]
 
 
-def test_modules_of_the_user_are_preloaded(tmp_path: Path) -> None:
-    modules = _preload(config(tmp_path))
-    assert modules[0] == "hetero_fw.app.worker"
-    assert {"recipes.gpt", "torch.optim", "hetero_fw.data"} <= set(modules)
-    assert len(modules) == len(set(modules))
-    assert "torch.optim" not in _preload(config(tmp_path, "optim=module"))
+def test_modules_of_the_user_are_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRELOAD_VARIABLE, "")
+    assert _preload(config(tmp_path)) == ["hetero_fw.app.preload"]
+    modules = os.environ[PRELOAD_VARIABLE].split(",")
+    assert {"recipes.gpt", "hetero_fw.data", "torch.optim"} == set(modules)
+    _preload(config(tmp_path, "optim=module"))
+    assert "torch.optim" not in os.environ[PRELOAD_VARIABLE]

@@ -26,7 +26,9 @@ Reasons
 - batch: 23 on each a100-80gb, 9 on each v100-32gb, in proportion to speed
 - ZeRO stage 2: gathered parameters fit and are gathered only once a step
 - micro-batches: 3, set by parallel.num_microbatches
-- communication: hidden by the pacing of emulated devices"""
+- communication: hidden by the pacing of emulated devices
+- on the declared devices, where transfers take real time, another plan is faster: \
+2 of 4 devices, 0.001042 s a step instead of 0.002687 s (hetero plan shows it)"""
 
 
 def test_golden_plan() -> None:
