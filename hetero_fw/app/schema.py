@@ -77,7 +77,7 @@ class Emulation:
 
     dilation: Auto | float = key("auto", "seconds here for one second on the devices", above=0)
     host_flops_per_s: Auto | float = key("auto", "speed of this machine in FLOP/s", above=0)
-    headroom: float = key(1.6, "slack that keeps the pace on a busy machine", at_least=1)
+    headroom: float = key(2.4, "slack that keeps the pace on a busy machine", at_least=1)
 
 
 @dataclass(kw_only=True)

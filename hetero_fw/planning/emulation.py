@@ -20,7 +20,7 @@ def make_emulated_plan(
     *,
     host_flops_per_s: float,
     dilation: float | None = None,
-    headroom: float = 1.6,
+    headroom: float = 2.4,
 ) -> ParallelPlan:
     """A plan for `cluster` as this machine emulates it; times are seconds of this machine.
 

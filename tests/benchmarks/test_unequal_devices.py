@@ -19,9 +19,6 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
 NUM_STEPS = 30
 NUM_TURNS = 2
-# The dilation of a run by itself is chosen for a balanced step. In the equal split the fast devices
-# have less time (1 / 2.5 of the step), while all ranks of a step compute side by side.
-PACE_FACTOR = 2.0
 TARGET_GAIN = 1.66
 TARGET_ERROR = 0.05
 
@@ -103,7 +100,7 @@ def _dilation(train: Train, run_dir: Path) -> float:
     assert run.returncode == 0, run.output
     dilation = float(run.read_json("plan.json")["emulation"]["dilation"])
     run_dir.rename(run_dir.with_name("probe"))
-    return PACE_FACTOR * dilation
+    return dilation
 
 
 def _measure(train: Train, run_dir: Path, *overrides: str) -> SplitRun:
