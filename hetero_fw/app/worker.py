@@ -12,6 +12,7 @@ import time
 import warnings
 
 import torch
+import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app.context import RankContext
@@ -100,16 +101,7 @@ def _run(
             is_emulated=plan.emulation is not None,
         )
         store = job.store.connect(job.attempt, cfg.recovery.start_timeout_s)
-        group = None
-        if plan.world_size > 1:
-            backend = choose_backend({_device_of(plan, r.rank).type for r in plan.ranks})
-            group = connect_ranks(
-                store,
-                rank=rank,
-                world_size=plan.world_size,
-                backend=backend,
-                timeout_s=cfg.recovery.process_group_timeout_s,
-            )
+        group = _connect(plan, rank, store, cfg.recovery.process_group_timeout_s)
         exchange = Exchange(group)
         _compare_plans(plan, exchange)
         if plan.emulation is not None:
@@ -133,6 +125,21 @@ def _run(
     disconnect_ranks()
     heartbeat.stop()
     return end
+
+
+def _connect(
+    plan: ParallelPlan, rank: int, store: dist.Store, timeout_s: float
+) -> dist.ProcessGroup | None:
+    """The group for control traffic among the plan's ranks; None for a single one."""
+    if plan.world_size == 1:
+        return None
+    return connect_ranks(
+        store,
+        rank=rank,
+        world_size=plan.world_size,
+        backend=choose_backend({_device_of(plan, r.rank).type for r in plan.ranks}),
+        timeout_s=timeout_s,
+    )
 
 
 def _device_of(plan: ParallelPlan, rank: int) -> torch.device:
