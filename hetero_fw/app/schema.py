@@ -138,7 +138,10 @@ class Ckpt:
     monitor_mode: Literal["min", "max"] = key("min", "whether less or more is better")
     keep_every_n_steps: int | None = key(None, "keep those of every n-th step", at_least=1)
     prefix: str = key("hetero_ckpt", "checkpoints are named <prefix>-step-<step>")
-    async_mode: Literal["async", "disabled"] = key("async", "write in the background or not")
+    async_mode: Literal["async_with_pinned_mem", "async", "disabled"] = key(
+        "async_with_pinned_mem", "how saves run beside training"
+    )
+    timeout_s: float = key(300, "seconds for all ranks to write a checkpoint", above=0)
     save_optimizer_states: bool = key(True, "false: weights only")
     prior_mtbf_s: float | dict[str, float] = key(
         10800.0, "mean time between failures assumed at first, s", above=0

@@ -27,8 +27,11 @@ from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, StepRecorder,
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
+    DirectoryPlace,
+    WriterProcess,
     buffer_names,
     flatten_training_state,
+    optimized_names,
     read_manifest,
     weights_digest,
 )
@@ -42,7 +45,7 @@ from hetero_fw.monitoring import (
 )
 from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule
 from hetero_fw.profiling import Pacer
-from hetero_fw.recovery import RankEnd
+from hetero_fw.recovery import RankEnd, die_with_parent
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
 
@@ -55,7 +58,7 @@ def train(context: RankContext) -> RankEnd:
     if path is None:
         init_weights(cfg, module)
     strategy = _build_strategy(context)
-    saver = _build_saver(context)
+    saver = _build_saver(context, start_step if path is not None else None)
     checkpointing = _build_checkpointing(context, strategy, module, saver, start_step)
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
@@ -110,24 +113,32 @@ def _build_strategy(context: RankContext) -> HeteroFSDPStrategy:
     )
 
 
-def _build_saver(context: RankContext) -> CheckpointSaver | None:
+def _build_saver(context: RankContext, start_step: int | None) -> CheckpointSaver | None:
     cfg = context.cfg.ckpt
     if cfg.policy == IntervalPolicy.NONE:
         return None
 
-    def on_event(name: str, step: int, fields: dict[str, Any]) -> None:
+    def on_event(name: str, step: int | None, fields: dict[str, Any]) -> None:
         context.events.write(name, step=step, **fields)
 
+    has_process = cfg.async_mode == "async_with_pinned_mem"
     return CheckpointSaver(
-        directories=AttemptDirectories(
-            root=context.run_dir.checkpoints_path, attempt=context.attempt
+        place=DirectoryPlace(
+            directories=AttemptDirectories(
+                root=context.run_dir.checkpoints_path, attempt=context.attempt
+            )
         ),
+        attempt=context.attempt,
         prefix=cfg.prefix,
         rank=context.rank,
         world_size=context.plan.world_size,
         store=context.store if context.plan.world_size > 1 else None,
         process_group=_new_group(context),
-        is_async=cfg.async_mode == "async",
+        is_async=cfg.async_mode != "disabled",
+        executor=WriterProcess(die_with_parent) if has_process else None,
+        overlaps_staging=has_process,
+        timeout_s=cfg.timeout_s,
+        safe_step=start_step,
         plan_fingerprint=context.plan.fingerprint(),
         on_event=on_event,
         retention=RetentionRule(
@@ -175,6 +186,8 @@ def _build_checkpointing(
                 strategy.finished_step.loss,
             ),
             may_be_infinite=buffer_names(module),
+            # Everything else stays as it is until the optimizer's next step.
+            changing=tensors.keys() - optimized_names(module, strategy.optimizers[0]),
         )
 
     return AdaptiveCheckpoint(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from hetero_fw.callbacks.run_history import RunHistoryFacts
@@ -129,6 +130,18 @@ class AdaptiveCheckpoint(Callback):
         if signal_number and self._step < self._max_steps:
             self.was_preempted = True
             trainer.should_stop = True
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        # The last moment: from here on the weights change.
+        if self._saver is not None:
+            began_s = time.perf_counter()
+            self._saver.finish_staging()
+            waited_s = time.perf_counter() - began_s
+            self._stood_still_s += waited_s
+            self._source.exclude_from_pace(waited_s)
 
     def save_now(self, reason: str) -> None:
         """Save the step that has just ended, unless that is done or checkpoints are off.

@@ -33,33 +33,40 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
-from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.checkpoint.saver import CheckpointSaver, SaveProgress
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
+    optimized_names,
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import export_weights, load_weights
+from hetero_fw.checkpoint.writer_process import WriterProcess
 
 __all__ = [
     "AttemptDirectories",
     "CheckpointInfo",
     "CheckpointSaver",
     "ChunkEntry",
+    "DirectoryPlace",
     "FileEntry",
     "Likeness",
     "Manifest",
     "Metric",
     "OnPoint",
+    "Place",
     "PruneReport",
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
+    "SaveProgress",
     "TensorDifference",
     "TensorEntry",
+    "WriterProcess",
     "buffer_names",
     "canonical_fqn",
     "checkpoint_path",
@@ -73,6 +80,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_weights",
+    "optimized_names",
     "prune",
     "published_paths",
     "read_info",

@@ -15,9 +15,14 @@ REPLACED = ".replaced-"
 PRUNED = ".pruned-"
 
 
+def checkpoint_name(prefix: str, step: int) -> str:
+    """Name of the checkpoint of `step`."""
+    return f"{prefix}-step-{step:08d}"
+
+
 def checkpoint_path(root: Path, prefix: str, step: int) -> Path:
     """Where the checkpoint of `step` is published."""
-    return Path(root) / f"{prefix}-step-{step:08d}"
+    return Path(root) / checkpoint_name(prefix, step)
 
 
 def step_of(name: str, prefix: str) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
+
+from hetero_fw.checkpoint.place import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +13,7 @@ class SaveOutcome:
     """How a save ended.
 
     Attributes:
+        tier: which tier of storage it was for.
         ok: the checkpoint is published; `path` is where, None otherwise.
         reason: why it was made, or why it failed.
         stall_s: how long training stood still for it; for a committed asynchronous save the
@@ -31,7 +33,8 @@ class SaveOutcome:
     setup_s: float = 0.0
     postponed_s: float = 0.0
     size_bytes: int = 0
-    path: Path | None = None
+    path: AnyPath | None = None
+    tier: str = "storage"
 
 
 class SaveHandle:

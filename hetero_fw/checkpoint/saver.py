@@ -1,4 +1,4 @@
-"""Save checkpoints beside training: stage in the foreground, write and publish in a thread."""
+"""Save checkpoints beside training: stage in the foreground or beside the next step, then write."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-from hetero_fw.checkpoint.commit import CommitSpec
-from hetero_fw.checkpoint.directories import checkpoint_path
-from hetero_fw.checkpoint.fencing import AttemptDirectories
+from hetero_fw.checkpoint.commit import SaveSpec
+from hetero_fw.checkpoint.directories import checkpoint_name
+from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
 from hetero_fw.checkpoint.manifest import Metric
+from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import (
@@ -23,9 +25,17 @@ from hetero_fw.checkpoint.shard_layout import (
     agree_on_layout,
     structure_of,
 )
-from hetero_fw.checkpoint.staging import StagingBuffer
+from hetero_fw.checkpoint.staging import StagingBuffer, StagingCopy
 from hetero_fw.checkpoint.verdict import VerdictBoard
-from hetero_fw.checkpoint.writer import OnEvent, SaveJob, SaveWriter
+from hetero_fw.checkpoint.writer import (
+    CLEAR_UP_S,
+    VERDICT_GRACE,
+    OnEvent,
+    SafeStep,
+    SaveJob,
+    TierWriter,
+)
+from hetero_fw.checkpoint.writer_process import WriterProcess
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.policies import RetentionRule
@@ -37,8 +47,9 @@ class CheckpointSaver:
     """Saves the state of all ranks as one checkpoint, without holding training up.
 
     Args:
-        directories: of this attempt, on a file system that all ranks see; `claim_attempt` has made
-            them. When a later attempt takes them away, every save fails and nothing is pruned.
+        place: where this attempt's checkpoints go. When a later attempt takes it over, every save
+            fails and nothing is pruned.
+        attempt: its number.
         prefix: first part of every checkpoint's name.
         rank: position in `process_group`.
         world_size: number of ranks that save together.
@@ -46,12 +57,16 @@ class CheckpointSaver:
         process_group: a gloo group for control messages (None if `world_size` is 1). Used only by
             a save whose tensors differ in names, sizes or dtypes from the save before.
         is_async: return from `save` after staging; otherwise after the verdict.
+        executor: does whatever touches the storage; None: threads of this process.
+        overlaps_staging: return from `save` before most tensors are copied. The caller then calls
+            `finish_staging` before it changes them.
         plan_fingerprint: stored in the manifest.
         on_event: called with event name, step and fields, also from the writer's thread.
-        timeout_s: longest time from the end of staging to the verdict, and longest time that
-            `save` waits for the save before.
+        timeout_s: longest time from the end of staging until every rank's part is on storage; the
+            verdict comes at most a quarter later.
         retention: if given, rank 0 prunes by it after each commit.
-        on_point: called at every point that a save passes, also from the writer's thread.
+        on_point: called at every point that a save passes, wherever that is.
+        safe_step: step of the checkpoint that the run has continued from, if any.
 
     All ranks make the same sequence of `save` calls with the same steps, at step boundaries.
     `is_busy` and `poll` may differ between ranks at a given step: agree on what follows from them
@@ -61,7 +76,8 @@ class CheckpointSaver:
     def __init__(  # noqa: PLR0913  # who, where, through what, how: few of them have a default
         self,
         *,
-        directories: AttemptDirectories,
+        place: Place,
+        attempt: int,
         prefix: str,
         rank: int,
         world_size: int,
@@ -70,32 +86,42 @@ class CheckpointSaver:
         is_async: bool,
         plan_fingerprint: str,
         on_event: OnEvent,
+        executor: Executor | None = None,
+        overlaps_staging: bool = False,
         timeout_s: float = 300.0,
         retention: RetentionRule | None = None,
         on_point: OnPoint = pass_by,
+        safe_step: int | None = None,
     ) -> None:
+        assert is_async or not overlaps_staging, "a save that waits for its end overlaps nothing"
         self._prefix = prefix
-        self._directories = directories
+        self._attempt = attempt
         self._rank = rank
         self._world_size = world_size
         self._process_group = process_group
         self._is_async = is_async
+        self._overlaps_staging = overlaps_staging
         self._plan_fingerprint = plan_fingerprint
         self._timeout_s = timeout_s
+        self._executor: Executor = executor or ThreadExecutor()
         self._board = VerdictBoard(store, rank=rank, world_size=world_size)
-        self._staging = StagingBuffer()
-        self._writer = SaveWriter(
+        self._staging = StagingBuffer(is_shared=isinstance(executor, WriterProcess))
+        self._writer = TierWriter(
+            tier="storage",
             rank=rank,
             prefix=prefix,
+            place=place,
             board=self._board,
-            staging=self._staging,
+            executor=self._executor,
             on_event=on_event,
             timeout_s=timeout_s,
             retention=retention,
+            safe=SafeStep(safe_step),
         )
         self._on_point = on_point
         self._layout: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
+        self._current: SaveJob | None = None
         self._in_flight: list[SaveHandle] = []
         self._unreported: list[SaveHandle] = []
 
@@ -108,13 +134,14 @@ class CheckpointSaver:
         reason: str,
         metric: Metric | None = None,
         may_be_infinite: Collection[str] = (),
+        changing: Collection[str] = (),
     ) -> SaveHandle:
         """Save `tensors` (plain or DTensor, by name) and `state` as the checkpoint of `step`.
 
-        Called by all ranks. Returns once the tensors may be changed, or sooner if the save
-        failed; never raises for a failed save. The first save of a structure is collective, later
-        ones wait for nobody. If the save before is still being written on this rank, waits for
-        it, at most `timeout_s`; after that this save fails on all ranks.
+        Called by all ranks. Returns once the tensors may be changed (if staging overlaps: once
+        those in `changing` may), or sooner if the save failed; never raises for a failed save.
+        The first save of a structure is collective, later ones wait for nobody. If the save before
+        is still being written on this rank, waits for its end.
 
         Args:
             step: optimizer steps completed.
@@ -123,11 +150,13 @@ class CheckpointSaver:
             reason: why it is made, for the manifest and the events.
             metric: how good the weights are, for retention; rank 0's counts.
             may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
+            changing: names of tensors that change before `finish_staging` is called.
         """
         started_at_s = time.monotonic()
         handle = SaveHandle(step)
         self._unreported.append(handle)
         self._sequence += 1
+        self._check_executor(step)
         if self._rank == 0:
             self._writer.emit(EventName.CHECKPOINT_STARTED, step, reason=reason)
         try:
@@ -145,17 +174,43 @@ class CheckpointSaver:
             started_at_s=started_at_s,
             setup_s=setup_s,
         )
-        self._stage(job, tensors, state)
-        self._start(job)
+        rest = self._begin_staging(job, tensors, state, frozenset(changing))
+        self._start(job, rest)
         return handle
+
+    def finish_staging(self) -> None:
+        """Wait until the tensors of the save that was started last may be changed; bounded."""
+        job = self._current
+        if job is None or job.is_staged.is_set():
+            return
+        began_s = time.monotonic()
+        if not job.is_staged.wait(self._timeout_s):
+            job.error = f"staging took longer than {self._timeout_s:.0f} s"
+        job.stall_s += time.monotonic() - began_s
 
     def is_busy(self) -> bool:
         """Whether a save of this rank is in flight."""
         self._in_flight = [handle for handle in self._in_flight if not handle.is_done]
         return bool(self._in_flight)
 
+    def progress(self) -> SaveProgress | None:
+        """How far the save in flight is on this rank; None if there is none."""
+        job = self._current
+        if job is None or job.handle.is_done:
+            return None
+        return SaveProgress(
+            step=job.spec.step,
+            num_bytes=job.num_bytes_done,
+            size_bytes=job.layout.own.size,
+            taken_s=time.monotonic() - job.started_at_s,
+        )
+
     def poll(self) -> list[SaveOutcome]:
-        """Outcomes of the saves that ended since the last call, oldest first."""
+        """Outcomes of the saves that ended since the last call, oldest first.
+
+        Also looks after what writes them: call it once a step.
+        """
+        self._check_executor(None)
         ended = [(handle, handle.outcome) for handle in self._unreported]
         self._unreported = [handle for handle, outcome in ended if outcome is None]
         return [outcome for _, outcome in ended if outcome is not None]
@@ -176,7 +231,13 @@ class CheckpointSaver:
         if not is_complete:
             self._board.cancel()
             self.wait(CLOSE_GRACE_S)
+        self._executor.close(CLOSE_GRACE_S)
         return is_complete
+
+    def _check_executor(self, step: int | None) -> None:
+        lost = self._executor.check()
+        if lost is not None:
+            self._writer.emit(EventName.WRITER_RESTART, step, reason=lost)
 
     def _layout_for(self, tensors: Mapping[str, torch.Tensor]) -> SaveLayout:
         structure = structure_of(tensors)
@@ -190,14 +251,12 @@ class CheckpointSaver:
             self._layout = (structure, layout)
         return self._layout[1]
 
-    def _spec(
-        self, step: int, layout: SaveLayout, reason: str, metric: Metric | None
-    ) -> CommitSpec:
-        return CommitSpec(
-            final=checkpoint_path(self._directories.root, self._prefix, step),
-            directories=self._directories,
+    def _spec(self, step: int, layout: SaveLayout, reason: str, metric: Metric | None) -> SaveSpec:
+        return SaveSpec(
+            name=checkpoint_name(self._prefix, step),
             token=f"{layout.token}{self._sequence:04x}",
             step=step,
+            attempt=self._attempt,
             plan_fingerprint=self._plan_fingerprint,
             world_size=self._world_size,
             reason=reason,
@@ -205,22 +264,54 @@ class CheckpointSaver:
             on_point=self._on_point,
         )
 
-    def _stage(
-        self, job: SaveJob, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
-    ) -> None:
+    def _begin_staging(
+        self,
+        job: SaveJob,
+        tensors: Mapping[str, torch.Tensor],
+        state: Mapping[str, Any],
+        changing: frozenset[str],
+    ) -> _Rest | None:
+        """Copy what changes soon; returns what is left to copy, None if nothing is."""
+        rest = None
         try:
             if self._rank == 0:
                 job.spec.state.update(json.loads(json.dumps(state)))
             job.postponed_s = self._wait_for_previous()
+            self._current = job
             prepare_at_s = time.monotonic()
             self._on_point(SavePoint.STAGING)
-            self._staging.prepare(job.layout.own, tensors)
+            self._prepare(job, tensors)
             job.setup_s += time.monotonic() - prepare_at_s
-            self._staging.stage(job.layout.own, job.layout.planner, tensors)
-            self._on_point(SavePoint.STAGED)
+            copies = self._staging.resolve(job.layout.own, job.layout.planner, tensors)
+            mark = self._staging.mark()
+            if self._overlaps_staging:
+                later = [item for item in copies if item.fqn not in changing]
+                rest = _Rest(copies=later, after=mark)
+                copies = [item for item in copies if item.fqn in changing]
+            self._staging.copy(copies, mark)
         except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
-            job.error = f"cannot stage: {error}"
+            job.error, rest = f"cannot stage: {error}", None
+        taken_s = time.monotonic() - job.started_at_s
+        job.stall_s = taken_s - job.setup_s - job.postponed_s
+        if rest is None:
+            self._end_staging(job)
+        return rest
+
+    def _prepare(self, job: SaveJob, tensors: Mapping[str, torch.Tensor]) -> None:
+        before = self._staging.memory
+        self._staging.prepare(job.layout.own, tensors)
+        memory = self._staging.memory
+        if memory is not None and memory is not before:
+            self._executor.attach(memory)
+
+    def _end_staging(self, job: SaveJob) -> None:
+        if job.error is None:
+            try:
+                self._on_point(SavePoint.STAGED)
+            except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
+                job.error = f"cannot stage: {error}"
         job.staged_at_s = time.monotonic()
+        job.is_staged.set()
         if job.error is None:
             self._writer.emit(
                 EventName.CHECKPOINT_STAGED,
@@ -233,14 +324,13 @@ class CheckpointSaver:
 
     def _wait_for_previous(self) -> float:
         started_at_s = time.monotonic()
-        if not self.wait(self._timeout_s):
+        # Every save ends by itself before that, as a failure if need be.
+        if not self.wait(VERDICT_GRACE * self._timeout_s + CLEAR_UP_S):
             earlier = [handle.step for handle in self._in_flight if not handle.is_done]
-            raise CheckpointError(
-                f"postponed for {self._timeout_s:.0f} s, but steps {earlier} are still being saved"
-            )
+            raise CheckpointError(f"steps {earlier} are still being saved")
         return time.monotonic() - started_at_s
 
-    def _start(self, job: SaveJob) -> None:
+    def _start(self, job: SaveJob, rest: _Rest | None) -> None:
         if not self._is_async:
             self._writer.run(job, is_foreground=True)
             return
@@ -248,17 +338,43 @@ class CheckpointSaver:
         self._in_flight.append(job.handle)
         # A thread of its own for each save: whatever ends it, the next save has a fresh one.
         threading.Thread(
-            target=self._writer.run,
-            args=(job,),
-            kwargs={"is_foreground": False},
+            target=self._run,
+            args=(job, rest),
             name=f"checkpoint-writer-{job.spec.step}",
             daemon=True,
         ).start()
 
+    def _run(self, job: SaveJob, rest: _Rest | None) -> None:
+        if rest is not None:
+            try:
+                self._staging.copy(rest.copies, rest.after)
+            except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
+                job.error = f"cannot stage: {error}"
+            self._end_staging(job)
+        self._writer.run(job, is_foreground=False)
+
     def _fail_planning(self, handle: SaveHandle, reason: str, started_at_s: float) -> None:
         if self._rank == 0:
-            self._writer.emit(EventName.CHECKPOINT_FAILED, handle.step, reason=reason)
+            self._writer.tell_failure(handle.step, reason)
         stall_s = time.monotonic() - started_at_s
         handle.finish(
             SaveOutcome(step=handle.step, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveProgress:
+    """How far a save is on one rank, in bytes of its shard."""
+
+    step: int
+    num_bytes: int
+    size_bytes: int
+    taken_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rest:
+    """What is left to copy, and the mark in the device's work that it waits for."""
+
+    copies: list[StagingCopy]
+    after: torch.cuda.Event | None

@@ -1,79 +1,113 @@
-"""Host memory that a save copies the tensors to, so that training can change them at once."""
+"""Host memory that a save copies the tensors to, so that training can change them again."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from hetero_fw.checkpoint.host_memory import HostMemory
 from hetero_fw.checkpoint.shard_layout import ShardLayout, Slot
 
 # Large enough to keep the per-call cost out of sight, small enough to need no large scratch.
 FINITE_CHECK_ELEMENTS = 2**22
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagingCopy:
+    """One chunk of a live tensor and its place in the staging memory."""
+
+    fqn: str
+    source: torch.Tensor
+    target: torch.Tensor
+
+
 class StagingBuffer:
     """The bytes of one rank's shard file, in memory that every save reuses.
 
-    The buffer belongs to the writer from the end of `stage` until the writer is done with
-    `content`; the caller does not stage before that.
+    The memory belongs to the writer from the end of the copies until the writer is done with it;
+    the caller does not copy before that.
+
+    Args:
+        is_shared: whether another process will read it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
         self._layout: ShardLayout | None = None
-        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._views: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def content(self) -> memoryview:
-        """The staged bytes of the whole shard file."""
-        return self._buffer.numpy().data
-
-    def stage(
-        self,
-        layout: ShardLayout,
-        planner: DefaultSavePlanner,
-        tensors: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Copy this rank's chunks of `tensors`. Blocks until the copies are complete."""
-        self.prepare(layout, tensors)
-        is_cuda = self._buffer.is_pinned()
-        planner.set_up_planner(dict(tensors))
-        with torch.no_grad():
-            for slot, view in zip(layout.slots, self._views, strict=True):
-                chunk = planner.resolve_data(slot.item)
-                assert isinstance(chunk, torch.Tensor)
-                view.copy_(chunk, non_blocking=is_cuda)
-        if is_cuda:
-            torch.cuda.current_stream().synchronize()
-        planner.set_up_planner({})  # keeps no tensor alive between saves
+        self._stream: torch.cuda.Stream | None = None
+        self.memory: HostMemory | None = None
 
     def prepare(self, layout: ShardLayout, tensors: Mapping[str, torch.Tensor]) -> None:
         """Get the memory for `layout`; nothing to do if the last save had the same."""
-        pin_memory = any(tensor.is_cuda for tensor in tensors.values())
-        if layout is self._layout and self._buffer.is_pinned() == pin_memory:
+        is_cuda = any(tensor.is_cuda for tensor in tensors.values())
+        if layout is self._layout and self.memory is not None:
             return
-        self._views = ()
-        self._buffer = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pin_memory)
-        # The gaps between chunks are written and hashed too. It also maps every page, which
-        # would otherwise be paid for by the first copy.
-        self._buffer.zero_()
+        if self.memory is not None:
+            self._views = ()
+            self.memory.close()
+        self.memory = HostMemory(max(1, layout.size), is_shared=self._is_shared, is_pinned=is_cuda)
+        buffer = self.memory.tensor
         self._views = tuple(
-            self._buffer[slot.byte_offset : slot.byte_offset + slot.length]
+            buffer[slot.byte_offset : slot.byte_offset + slot.length]
             .view(slot.dtype)
             .view(slot.sizes)
             for slot in layout.slots
         )
         self._layout = layout
+        if is_cuda and self._stream is None:
+            self._stream = torch.cuda.Stream()
 
-    def first_non_finite(self, may_be_infinite: Collection[str]) -> str | None:
-        """Name of a staged tensor with a NaN, or an infinity if not in `may_be_infinite`."""
-        assert self._layout is not None
-        for slot, view in zip(self._layout.slots, self._views, strict=True):
-            if not _is_finite(slot, view, allows_infinity=slot.fqn in may_be_infinite):
-                return slot.fqn
+    def resolve(
+        self,
+        layout: ShardLayout,
+        planner: DefaultSavePlanner,
+        tensors: Mapping[str, torch.Tensor],
+    ) -> list[StagingCopy]:
+        """This rank's chunks of `tensors`, after `prepare`. Nothing is copied yet."""
+        planner.set_up_planner(dict(tensors))
+        copies = []
+        with torch.no_grad():
+            for slot, view in zip(layout.slots, self._views, strict=True):
+                chunk = planner.resolve_data(slot.item)
+                assert isinstance(chunk, torch.Tensor)
+                copies.append(StagingCopy(fqn=slot.fqn, source=chunk, target=view))
+        planner.set_up_planner({})  # keeps no tensor alive between saves
+        return copies
+
+    def mark(self) -> torch.cuda.Event | None:
+        """A mark in the device's work: copies wait for what was asked of the device before it."""
+        return torch.cuda.current_stream().record_event() if self._stream is not None else None
+
+    def copy(self, copies: Sequence[StagingCopy], after: torch.cuda.Event | None) -> None:
+        """Copy the chunks and wait until they are there; in any thread.
+
+        On CUDA the copies run on a stream of their own, beside the kernels of the next step.
+        """
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            if self._stream is not None and after is not None:
+                self._stream.wait_event(after)
+            for item in copies:
+                item.target.copy_(item.source, non_blocking=self._stream is not None)
+            if self._stream is not None:
+                self._stream.synchronize()
+
+
+def first_non_finite(
+    content: memoryview, layout: ShardLayout, may_be_infinite: Collection[str]
+) -> str | None:
+    """Name of a staged tensor with a NaN, or an infinity if not in `may_be_infinite`."""
+    if not layout.slots:
         return None
+    buffer = torch.frombuffer(content, dtype=torch.uint8)
+    for slot in layout.slots:
+        view = buffer[slot.byte_offset : slot.byte_offset + slot.length].view(slot.dtype)
+        if not _is_finite(slot, view, allows_infinity=slot.fqn in may_be_infinite):
+            return slot.fqn
+    return None
 
 
 def _is_finite(slot: Slot, view: torch.Tensor, *, allows_infinity: bool) -> bool:

@@ -65,6 +65,15 @@ def buffer_names(module: nn.Module) -> frozenset[str]:
     return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
 
 
+def optimized_names(module: nn.Module, optimizer: Optimizer) -> frozenset[str]:
+    """Names under which `flatten_training_state` lists what the optimizer's step alone changes."""
+    names: set[str] = set()
+    for fqn, parameter in _optimized(module, optimizer):
+        names.add(f"{MODEL_PREFIX}{fqn}")
+        names |= {f"optim.{fqn}.{key}" for key in optimizer.state.get(parameter, {})}
+    return frozenset(names)
+
+
 def restore_training_state(
     module: nn.Module,
     optimizer: Optimizer | None,

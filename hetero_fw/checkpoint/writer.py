@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from hetero_fw.checkpoint.catalog import prune
-from hetero_fw.checkpoint.commit import CommitSpec, commit, discard, write_own_shard
-from hetero_fw.checkpoint.fencing import fenced_by
+from hetero_fw.checkpoint.commit import SaveSpec, build_manifest
+from hetero_fw.checkpoint.executor import Executor, StorageHangs
+from hetero_fw.checkpoint.place import AnyPath, Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
 from hetero_fw.checkpoint.shard_layout import SaveLayout
-from hetero_fw.checkpoint.staging import StagingBuffer
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.policies import RetentionRule
 
-# Other ranks give rank 0 this much more time, so that its verdict arrives before they give up.
+# Publishing and the verdict come after every rank's part: other ranks give rank 0 this much more
+# time, so that its verdict arrives before they give up.
+PUBLISH_GRACE = 1.15
 VERDICT_GRACE = 1.25
+CLEAR_UP_S = 5.0
 
-OnEvent = Callable[[str, int, dict[str, Any]], None]
+OnEvent = Callable[[str, int | None, dict[str, Any]], None]
 
 logger = logging.getLogger(__name__)
 
@@ -35,89 +41,118 @@ class SaveJob:
         sequence: number of the `save` call it comes from.
         started_at_s: when `save` was called, by the monotonic clock; `staged_at_s` when the
             tensors were free again.
+        stall_s: how long this rank's training stood still, as far as it recurs with every save.
+        is_staged: set when `staged_at_s` and `error` are final.
         error: why this rank cannot take part, None if it can.
+        source: file with the bytes; None: the staging memory.
+        num_bytes_done: of this rank's part.
+        storage_hangs: whether clearing up would hang as well.
     """
 
     handle: SaveHandle
     sequence: int
-    spec: CommitSpec
+    spec: SaveSpec
     layout: SaveLayout
-    may_be_infinite: frozenset[str]
+    may_be_infinite: frozenset[str] | None
     started_at_s: float
     staged_at_s: float = 0.0
+    stall_s: float = 0.0
     setup_s: float = 0.0
     postponed_s: float = 0.0
+    is_staged: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
-
-    @property
-    def stall_s(self) -> float:
-        """How long this rank's training stood still, as far as it recurs with every save."""
-        return self.staged_at_s - self.started_at_s - self.setup_s - self.postponed_s
+    source: Path | None = None
+    num_bytes_done: int = 0
+    storage_hangs: bool = False
 
 
-class SaveWriter:
-    """Runs save jobs of one rank, each in whatever thread calls `run`.
+@dataclass
+class SafeStep:
+    """The newest step that is published anywhere: what a restart goes on from."""
+
+    step: int | None
+
+    def tell(self) -> str:
+        if self.step is None:
+            return "no checkpoint is safe yet, a restart begins at step 0"
+        return f"step {self.step} is safe, a restart goes on from it"
+
+
+class TierWriter:
+    """Brings save jobs of one rank to one tier of storage.
 
     Args:
+        tier: name of the tier, for events.
         board: where the ranks tell each other how it went.
-        staging: holds the bytes of the job that is run.
-        timeout_s: longest time from the end of staging to the verdict.
+        executor: does whatever touches the storage, on the staged bytes.
+        timeout_s: longest time from the end of staging until every rank's part is on storage.
         retention: if given, rank 0 prunes by it after each commit.
+        safe: kept up to date by rank 0 and the others alike.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what the saver knows and a tier needs
         self,
         *,
+        tier: str,
         rank: int,
         prefix: str,
+        place: Place,
         board: VerdictBoard,
-        staging: StagingBuffer,
+        executor: Executor,
         on_event: OnEvent,
         timeout_s: float,
         retention: RetentionRule | None,
+        safe: SafeStep,
     ) -> None:
+        self.tier = tier
+        self.executor = executor
         self._rank = rank
         self._prefix = prefix
+        self._place = place
         self._board = board
-        self._staging = staging
         self._on_event = on_event
         self._timeout_s = timeout_s
         self._retention = retention
+        self._safe = safe
         self._verified_steps: frozenset[int] = frozenset()
 
-    def emit(self, event: EventName, step: int, **fields: Any) -> None:
+    def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
         """Report an event; a log that cannot be written does not lose a checkpoint."""
         try:
             self._on_event(event, step, fields)
         except Exception:
-            logger.exception("%s of step %d was not logged", event, step)
+            logger.exception("%s of step %s was not logged", event, step)
 
-    def run(self, job: SaveJob, *, is_foreground: bool) -> None:
-        """Bring the job to its end and set its handle, whatever happens."""
+    def run(self, job: SaveJob, *, is_foreground: bool) -> SaveOutcome:
+        """Bring a staged job to its end and set its handle, whatever happens."""
         verdict = Verdict(is_committed=False, reason="the writer ended early")
         persist_s = 0.0
         try:
             verdict = self._persist(job)
             persist_s = time.monotonic() - job.staged_at_s
+            if verdict.is_committed:
+                self._safe.step = job.spec.step
             if self._rank == 0:
                 self._conclude(job, verdict, persist_s)
         finally:
             stall_s = verdict.stall_s if verdict.is_committed else job.stall_s
             if is_foreground:
-                stall_s = time.monotonic() - job.staged_at_s + job.stall_s
-            job.handle.finish(
-                SaveOutcome(
-                    step=job.spec.step,
-                    ok=verdict.is_committed,
-                    reason=verdict.reason,
-                    stall_s=stall_s,
-                    persist_s=persist_s,
-                    setup_s=job.setup_s,
-                    postponed_s=job.postponed_s,
-                    size_bytes=verdict.size_bytes,
-                    path=job.spec.final if verdict.is_committed else None,
-                )
+                stall_s = job.stall_s + persist_s
+            location: AnyPath | None = self._place.location(job.spec)
+            outcome = SaveOutcome(
+                step=job.spec.step,
+                tier=self.tier,
+                ok=verdict.is_committed,
+                reason=verdict.reason,
+                stall_s=stall_s,
+                persist_s=persist_s,
+                setup_s=job.setup_s,
+                postponed_s=job.postponed_s,
+                size_bytes=verdict.size_bytes,
+                path=location if verdict.is_committed else None,
             )
+            job.handle.finish(outcome)
+        return outcome
 
     def _persist(self, job: SaveJob) -> Verdict:
         try:
@@ -130,20 +165,31 @@ class SaveWriter:
         except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
-                self.emit(EventName.CHECKPOINT_FAILED, job.spec.step, reason=verdict.reason)
+                self.tell_failure(job.spec.step, verdict.reason)
         if not verdict.is_committed:
-            discard(job.spec, job.layout.own)
+            self._discard(job)
         return verdict
 
     def _write(self, job: SaveJob) -> ShardReport:
+        deadline_s = job.staged_at_s + self._timeout_s
+
+        def on_progress(num_bytes: int) -> None:
+            job.num_bytes_done = num_bytes
+
         try:
             if job.error is not None:
                 raise CheckpointError(job.error)
-            culprit = self._staging.first_non_finite(job.may_be_infinite)
-            if culprit is not None:
-                raise CheckpointError(f"{culprit} is not finite")
-            shard = write_own_shard(job.spec, self._staging.content, job.layout.own)
+            task = WritePart(
+                place=self._place,
+                spec=job.spec,
+                layout=job.layout.own,
+                source=job.source,
+                may_be_infinite=job.may_be_infinite,
+                time_left_s=deadline_s - time.monotonic(),
+            )
+            shard = self.executor.run(task, deadline_s=deadline_s, on_progress=on_progress)
         except Exception as error:  # noqa: BLE001  # the error becomes every rank's verdict
+            job.storage_hangs = isinstance(error, StorageHangs)
             return ShardReport(rank=self._rank, error=str(error) or repr(error))
         return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=shard)
 
@@ -151,7 +197,11 @@ class SaveWriter:
         """Rank 0: publish if every rank has written its shard, and tell everybody."""
         try:
             reports = self._board.collect(job.spec.token, job.staged_at_s + self._timeout_s)
-            manifest = commit(job.spec, job.layout, reports)
+            manifest = build_manifest(job.spec, job.layout.shards, reports)
+            self.executor.run(
+                Publish(place=self._place, spec=job.spec, manifest=manifest),
+                deadline_s=job.staged_at_s + PUBLISH_GRACE * self._timeout_s,
+            )
             verdict = Verdict(
                 is_committed=True,
                 reason=job.spec.reason,
@@ -159,7 +209,8 @@ class SaveWriter:
                 size_bytes=manifest.size_bytes,
             )
         except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
-            verdict = Verdict(is_committed=False, reason=_reason(job.spec, error))
+            job.storage_hangs |= isinstance(error, StorageHangs)
+            verdict = Verdict(is_committed=False, reason=self._reason(job, error))
         try:
             self._board.announce(job.spec.token, verdict, sequence=job.sequence)
         except CheckpointError as error:
@@ -170,37 +221,66 @@ class SaveWriter:
     def _conclude(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         """Rank 0: log the verdict; clear out what a new checkpoint replaces."""
         if not verdict.is_committed:
-            self.emit(EventName.CHECKPOINT_FAILED, job.spec.step, reason=verdict.reason)
+            self.tell_failure(job.spec.step, verdict.reason)
             return
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
             job.spec.step,
-            path=str(job.spec.final),
+            tier=self.tier,
+            path=str(self._place.location(job.spec)),
             bytes=verdict.size_bytes,
             stall_s=verdict.stall_s,
             persist_s=persist_s,
             reason=verdict.reason,
         )
         if self._retention is not None:
-            self._prune(job.spec, self._retention)
+            self._prune(job, self._retention)
 
-    def _prune(self, spec: CommitSpec, rule: RetentionRule) -> None:
+    def tell_failure(self, step: int, reason: str) -> None:
+        """Log a save that failed, and what is safe all the same."""
+        self.emit(
+            EventName.CHECKPOINT_FAILED,
+            step,
+            tier=self.tier,
+            reason=reason,
+            safe_step=self._safe.step,
+            message=f"checkpoint of step {step} failed: {reason}; {self._safe.tell()}",
+        )
+
+    def _discard(self, job: SaveJob) -> None:
+        if job.storage_hangs:
+            return
+        task = Discard(place=self._place, spec=job.spec, file_name=job.layout.own.file_name)
         try:
-            report = prune(
-                spec.final.parent,
-                self._prefix,
-                rule,
-                into=spec.directories.retired,
-                verified_steps=self._verified_steps - {spec.step},
-                on_point=spec.on_point,
-            )
+            self.executor.run(task, deadline_s=time.monotonic() + CLEAR_UP_S)
+        except (OSError, CheckpointError):
+            return  # the next attempt removes what is left
+
+    def _prune(self, job: SaveJob, rule: RetentionRule) -> None:
+        spec = job.spec
+        task = Prune(
+            place=self._place,
+            prefix=self._prefix,
+            rule=rule,
+            verified_steps=self._verified_steps - {spec.step},
+            on_point=spec.on_point,
+        )
+        try:
+            report = self.executor.run(task, deadline_s=time.monotonic() + self._timeout_s)
         except (OSError, CheckpointError) as error:
-            logger.warning("old checkpoints were not removed: %s", _reason(spec, error))
+            logger.warning("old checkpoints were not removed: %s", self._reason(job, error))
         else:
             self._verified_steps = report.verified_steps
 
+    def _reason(self, job: SaveJob, error: Exception) -> str:
+        """Why it failed; behind any error of a stale attempt is that it is one."""
+        later = None
+        if not job.storage_hangs:
+            with contextlib.suppress(OSError, CheckpointError):
+                later = self._fenced_by()
+        return str(error) or repr(error) if later is None else f"fenced by attempt {later}"
 
-def _reason(spec: CommitSpec, error: Exception) -> str:
-    """Why it failed; behind any error of a stale attempt is that it is one."""
-    later = fenced_by(spec.directories)
-    return str(error) or repr(error) if later is None else f"fenced by attempt {later}"
+    def _fenced_by(self) -> int | None:
+        return self.executor.run(
+            FencedBy(place=self._place), deadline_s=time.monotonic() + CLEAR_UP_S
+        )

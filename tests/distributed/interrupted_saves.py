@@ -24,6 +24,7 @@ import torch.distributed as dist
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
+    DirectoryPlace,
     SavePoint,
     find_restorable,
     load_checkpoint,
@@ -33,6 +34,7 @@ from hetero_fw.parallel import connect_ranks
 from hetero_fw.policies import RetentionRule
 from hetero_fw.recovery import StoreAddress, die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
+from tests.distributed.ranks import PRELOAD
 from tests.unit.checkpoint.examples import PREFIX, make_saver, weights
 
 START_S = 60.0
@@ -82,7 +84,7 @@ def saving_process(
 
 def _start(function: Any, *arguments: Any) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "lightning.pytorch"])
+    context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=function, args=arguments)
     process.start()
     return process
@@ -183,7 +185,8 @@ def _save_as_rank(
             observer(point)
 
     saver = CheckpointSaver(
-        directories=AttemptDirectories(root=Path(root), attempt=1),
+        place=DirectoryPlace(directories=AttemptDirectories(root=Path(root), attempt=1)),
+        attempt=1,
         prefix=PREFIX,
         rank=rank,
         world_size=2,

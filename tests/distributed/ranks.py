@@ -15,6 +15,7 @@ from hetero_fw.recovery import StoreAddress, die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
 
 TIMEOUT_S = 60.0
+PRELOAD = ["torch", "torch.distributed.fsdp", "lightning.pytorch"]
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
@@ -23,7 +24,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
     `function` must live at module level. A failure of any rank fails the call with its traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "lightning.pytorch"])
+    context.set_forkserver_preload(PRELOAD)
     server = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     results: Any = context.Queue()
     processes = [

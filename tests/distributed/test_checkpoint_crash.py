@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_fw.checkpoint import SavePoint, commit
+from hetero_fw.checkpoint import SavePoint, place
 from tests.distributed.interrupted_saves import (
     KEEP_TWO,
     SAVE_TIMEOUT_S,
@@ -78,7 +78,7 @@ def test_a_torn_manifest_is_never_published(
     saver = make_saver(tmp_path)
     assert save(saver, 1, weights(1)).ok
     with monkeypatch.context() as context:
-        context.setattr(commit, "write_text", tear)
+        context.setattr(place, "write_text", tear)
         assert not save(saver, 2, weights(2)).ok
     assert restorable(tmp_path) == (1, 1)
     assert save(saver, 2, weights(2)).ok

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hetero_fw.callbacks import AdaptiveCheckpoint, read_facts
-from hetero_fw.checkpoint import CheckpointSaver, claim_attempt
+from hetero_fw.checkpoint import CheckpointSaver, DirectoryPlace, claim_attempt
 from hetero_fw.monitoring import EventLog
 from hetero_fw.policies import IntervalPolicy, IntervalRule
 from tests.unit.callbacks.examples import Source, Stop, Trainer, report, result
@@ -86,7 +86,8 @@ class Fixture:
 
     def _saver(self) -> CheckpointSaver:
         return CheckpointSaver(
-            directories=claim_attempt(self._folder / "checkpoints", 0),
+            place=DirectoryPlace(directories=claim_attempt(self._folder / "checkpoints", 0)),
+            attempt=0,
             prefix="hetero_ckpt",
             rank=0,
             world_size=1,

@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
+    DirectoryPlace,
     SaveOutcome,
     claim_attempt,
     flatten_training_state,
@@ -21,7 +22,7 @@ from hetero_fw.checkpoint import (
 PREFIX = "hetero_ckpt"
 WAIT_S = 30.0
 
-Events = list[tuple[str, int, dict[str, Any]]]
+Events = list[tuple[str, int | None, dict[str, Any]]]
 
 
 class Model(nn.Module):
@@ -77,7 +78,7 @@ def published(root: Path) -> list[str]:
 def make_saver(
     root: Path, events: Events | None = None, *, attempt: int = 1, **options: Any
 ) -> CheckpointSaver:
-    def on_event(event: str, step: int, fields: dict[str, Any]) -> None:
+    def on_event(event: str, step: int | None, fields: dict[str, Any]) -> None:
         if events is not None:
             events.append((event, step, fields))
 
@@ -88,7 +89,8 @@ def make_saver(
         **options,
     }
     return CheckpointSaver(
-        directories=claimed(root, attempt),
+        place=DirectoryPlace(directories=claimed(root, attempt)),
+        attempt=attempt,
         prefix=PREFIX,
         rank=0,
         world_size=1,

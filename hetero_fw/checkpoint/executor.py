@@ -1,0 +1,103 @@
+"""Run work that touches storage, each piece with a deadline: in threads of this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Protocol, TypeVar
+
+from hetero_fw.checkpoint.host_memory import HostMemory
+from hetero_fw.checkpoint.save_tasks import OnProgress
+from hetero_fw.errors import CheckpointError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class StorageHangs(CheckpointError):
+    """The storage did not answer in time; asking it for anything else would take as long."""
+
+
+class Task(Protocol[T_co]):
+    """Work on the bytes that are staged; it says how many of them are done."""
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> T_co:
+        """Do it. Raises what it likes."""
+
+
+def no_progress(num_bytes: int) -> None:
+    """Whoever does not want to know."""
+
+
+class Executor(Protocol):
+    """Where tasks run. One at a time; called from one thread at a time."""
+
+    def attach(self, memory: HostMemory) -> None:
+        """Tasks from here on see the bytes of `memory`."""
+
+    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
+        """Do the task and return its result.
+
+        Args:
+            task: the work.
+            deadline_s: when to give up, by the monotonic clock.
+            on_progress: told the bytes that are done, in the caller's thread or another.
+
+        Raises:
+            StorageHangs: it did not end in time.
+            CheckpointError: whatever ran it is gone.
+            Exception: what the task raised.
+        """
+
+    def check(self) -> str | None:
+        """What has gone wrong with the executor itself since the last call, and was mended."""
+
+    def close(self, timeout_s: float) -> None:
+        """End what runs tasks. Bounded; nothing is run after it."""
+
+
+class ThreadExecutor:
+    """Runs every task in a thread of its own, which is left behind if it does not end in time.
+
+    A thread cannot be ended. While one hangs in the storage no other is started, so that there is
+    never more than one of them.
+    """
+
+    def __init__(self) -> None:
+        self._memory: HostMemory | None = None
+        self._stuck: threading.Thread | None = None
+
+    def attach(self, memory: HostMemory) -> None:
+        self._memory = memory
+
+    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
+        if self._stuck is not None:
+            self._stuck.join(max(0.0, deadline_s - time.monotonic()))
+            if self._stuck.is_alive():
+                raise StorageHangs("the storage still holds an earlier write")
+        content = self._memory.content if self._memory is not None else memoryview(b"")
+        ended: list[tuple[Any, Exception | None]] = []
+
+        def work() -> None:
+            try:
+                ended.append((task(content, on_progress), None))
+            except Exception as error:  # noqa: BLE001  # handed to the caller
+                ended.append((None, error))
+
+        thread = threading.Thread(target=work, name="checkpoint-storage", daemon=True)
+        thread.start()
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not ended:
+            self._stuck = thread
+            raise StorageHangs("the storage did not answer in time")
+        result, error = ended[0]
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def check(self) -> str | None:
+        return None
+
+    def close(self, timeout_s: float) -> None:
+        if self._stuck is not None:
+            self._stuck.join(timeout_s)

@@ -1,0 +1,165 @@
+"""Where an attempt puts its checkpoints: what every kind of storage has to be able to do."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hetero_fw.checkpoint.catalog import PruneReport, prune
+from hetero_fw.checkpoint.directories import publish, retire, sync_directory
+from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
+from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
+from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import RetentionRule
+
+if TYPE_CHECKING:
+    from hetero_fw.checkpoint.commit import SaveSpec
+
+AnyPath = Path  # every kind of storage is read through objects with this interface
+
+
+class Place(Protocol):
+    """Storage of one attempt's checkpoints. Plain data: the writer's process gets a copy of it.
+
+    Every method may block as long as the storage does; whoever calls has a deadline of its own.
+    """
+
+    def location(self, spec: SaveSpec) -> AnyPath:
+        """Where the checkpoint is once it is published."""
+
+    def write_shard(self, spec: SaveSpec, content: memoryview, layout: ShardLayout) -> WrittenShard:
+        """Every rank: bring this rank's shard to storage, not yet as part of a checkpoint.
+
+        May be called again after it failed.
+
+        Raises:
+            OSError: the storage refuses it.
+        """
+
+    def publish(self, spec: SaveSpec, manifest: Manifest) -> None:
+        """Make the checkpoint exist, once every shard is on storage.
+
+        Raises:
+            OSError: the storage refuses it; the checkpoint does not exist.
+            CheckpointError: a shard is not as it was reported.
+        """
+
+    def discard(self, spec: SaveSpec, file_name: str) -> None:
+        """Every rank, when a save failed: remove its part. Never raises."""
+
+    def prune(
+        self,
+        prefix: str,
+        rule: RetentionRule,
+        *,
+        verified_steps: Collection[int],
+        on_point: OnPoint = pass_by,
+    ) -> PruneReport:
+        """Delete what the rule gives up.
+
+        Raises:
+            OSError: the storage refuses it.
+        """
+
+    def fenced_by(self) -> int | None:
+        """Number of a later attempt that has taken the storage over, None if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryPlace:
+    """A directory on a file system that all ranks see, with atomic renames, as POSIX has them."""
+
+    directories: AttemptDirectories
+
+    def location(self, spec: SaveSpec) -> Path:
+        return self.directories.root / spec.name
+
+    def write_shard(self, spec: SaveSpec, content: memoryview, layout: ShardLayout) -> WrittenShard:
+        spec.on_point(SavePoint.WRITING_SHARD)
+        temporary = self.unpublished(spec)
+        # Without its parent: that is gone when a later attempt has begun.
+        temporary.mkdir(exist_ok=True)
+        path = temporary / layout.file_name
+        path.unlink(missing_ok=True)  # what an earlier try has left
+        written = write_shard(path, content, layout, spec.on_point)
+        sync_directory(temporary)
+        spec.on_point(SavePoint.SHARD_SYNCED)
+        return written
+
+    def publish(self, spec: SaveSpec, manifest: Manifest) -> None:
+        temporary = self.unpublished(spec)
+        for file in manifest.files:
+            # On a network file system this rank must see what the others wrote.
+            size = (temporary / file.name).stat().st_size
+            if size != file.size:
+                raise CheckpointError(f"{file.name} has {size} bytes, its rank wrote {file.size}")
+        self.publish_directory(spec, manifest)
+
+    def publish_directory(self, spec: SaveSpec, manifest: Manifest) -> None:
+        """Write the manifest and rename what this directory holds of the checkpoint."""
+        temporary = self.unpublished(spec)
+        spec.on_point(SavePoint.WRITING_MANIFEST)
+        write_text(temporary / MANIFEST_NAME, manifest.to_json())
+        sync_directory(temporary)
+        spec.on_point(SavePoint.MANIFEST_WRITTEN)
+        publish(
+            temporary,
+            self.location(spec),
+            retired=self.directories.retired,
+            token=spec.token,
+            on_point=spec.on_point,
+        )
+
+    def withdraw(self, spec: SaveSpec) -> None:
+        """Unpublish what `publish_directory` published.
+
+        Raises:
+            OSError: it is still there.
+        """
+        retire(self.location(spec), into=self.directories.retired, token=secrets.token_hex(4))
+
+    def discard(self, spec: SaveSpec, file_name: str) -> None:
+        temporary = self.unpublished(spec)
+        for name in (file_name, MANIFEST_NAME):
+            _unlink(temporary / name)
+        try:
+            temporary.rmdir()
+        except OSError:
+            return  # shards of other ranks are still there, or there was no directory
+
+    def prune(
+        self,
+        prefix: str,
+        rule: RetentionRule,
+        *,
+        verified_steps: Collection[int],
+        on_point: OnPoint = pass_by,
+    ) -> PruneReport:
+        return prune(
+            self.directories.root,
+            prefix,
+            rule,
+            into=self.directories.retired,
+            verified_steps=verified_steps,
+            on_point=on_point,
+        )
+
+    def fenced_by(self) -> int | None:
+        return fenced_by(self.directories)
+
+    def unpublished(self, spec: SaveSpec) -> Path:
+        """Where the checkpoint is until it is published."""
+        return self.directories.staging / f"{spec.name}.{spec.token}"
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # the next attempt removes the whole directory

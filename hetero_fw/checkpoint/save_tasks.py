@@ -1,0 +1,131 @@
+"""The pieces of work that touch storage. Plain data, run by an `Executor` wherever that runs."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetero_fw.checkpoint.catalog import PruneReport
+from hetero_fw.checkpoint.commit import SaveSpec
+from hetero_fw.checkpoint.manifest import Manifest
+from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
+from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
+from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.staging import first_non_finite
+from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import RetentionRule
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritePart:
+    """Write this rank's shard.
+
+    Attributes:
+        source: file with the bytes; None: they are in the staging memory.
+        may_be_infinite: as `first_non_finite` takes it; None: the bytes were checked before.
+        time_left_s: when to stop trying again.
+    """
+
+    place: Place
+    spec: SaveSpec
+    layout: ShardLayout
+    source: Path | None = None
+    may_be_infinite: frozenset[str] | None = None
+    time_left_s: float = 0.0
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> WrittenShard:
+        """Returns what was written.
+
+        Raises:
+            CheckpointError: a value is not finite.
+            OSError: the storage refuses it.
+        """
+        with _bytes_of(self.source, content) as source:
+            if self.may_be_infinite is not None:
+                culprit = first_non_finite(source, self.layout, self.may_be_infinite)
+                if culprit is not None:
+                    raise CheckpointError(f"{culprit} is not finite")
+            spec = replace(self.spec, on_point=_Counting(self.spec.on_point, on_progress))
+            return self.place.write_shard(spec, source, self.layout)
+
+
+class _Counting:
+    """Counts the pieces of a shard as they are passed."""
+
+    def __init__(self, on_point: OnPoint, on_progress: OnProgress) -> None:
+        self._on_point = on_point
+        self._on_progress = on_progress
+        self._num_pieces = 0
+
+    def __call__(self, point: SavePoint) -> None:
+        if point is SavePoint.SHARD_PIECE:
+            self._on_progress(self._num_pieces * PIECE_BYTES)
+            self._num_pieces += 1
+        self._on_point(point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Make the checkpoint exist in a place."""
+
+    place: Place
+    spec: SaveSpec
+    manifest: Manifest
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> None:
+        self.place.publish(self.spec, self.manifest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discard:
+    """Remove this rank's part of a save that failed."""
+
+    place: Place
+    spec: SaveSpec
+    file_name: str
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> None:
+        self.place.discard(self.spec, self.file_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Delete what retention gives up."""
+
+    place: Place
+    prefix: str
+    rule: RetentionRule
+    verified_steps: Collection[int]
+    on_point: OnPoint
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> PruneReport:
+        return self.place.prune(
+            self.prefix, self.rule, verified_steps=self.verified_steps, on_point=self.on_point
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FencedBy:
+    """Which later attempt has taken a place over."""
+
+    place: Place
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> int | None:
+        return self.place.fenced_by()
+
+
+@contextmanager
+def _bytes_of(source: Path | None, content: memoryview) -> Iterator[memoryview]:
+    if source is None or source.stat().st_size == 0:
+        yield content
+        return
+    with source.open("rb") as file:
+        # A private copy on write: PyTorch wants memory that it could write to.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    yield memoryview(mapped)

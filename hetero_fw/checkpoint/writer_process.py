@@ -1,0 +1,245 @@
+"""A process that touches storage in place of this one, is watched, and is replaced when it ends.
+
+A hung or failing storage then holds up nothing but a save: a process can be killed where a thread
+cannot, it shares no interpreter lock with training, and an error in a client library ends it alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+import torch
+
+from hetero_fw.checkpoint.executor import StorageHangs, Task, no_progress
+from hetero_fw.checkpoint.host_memory import HostMemory
+from hetero_fw.checkpoint.save_tasks import OnProgress
+from hetero_fw.errors import CheckpointError
+
+T = TypeVar("T")
+
+# Training comes first where both want the same core.
+NICENESS = 10
+_START_S = 60.0
+_KILL_S = 2.0
+_PROGRESS_INTERVAL_S = 0.5
+_ATTACH, _RUN, _PROGRESS, _RESULT, _ERROR = range(5)
+
+
+class WriterProcess:
+    """An `Executor` whose tasks run in a process of their own.
+
+    Tasks and their results travel as pickles between the two processes, which trust each other;
+    nothing of that is ever in a file.
+
+    Args:
+        on_start: module-level function that the process calls first, for example to tie its life
+            to that of this process.
+    """
+
+    def __init__(self, on_start: Callable[[], None] | None = None) -> None:
+        self._on_start = on_start
+        self._memory: HostMemory | None = None
+        self._process: BaseProcess | None = None
+        self._connection: Any = None
+        # The thread of a save and the one that looks after the process both start one.
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._lost: str | None = None
+        self._starter = threading.Thread(target=self._start_early, daemon=True)
+        self._starter.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def attach(self, memory: HostMemory) -> None:
+        with self._lock:
+            self._memory = memory
+            if self._process is not None:
+                self._send_memory()
+
+    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
+        with self._lock:
+            self._ensure()
+            process = self._process
+            assert process is not None
+            # A stopped process takes no message that is larger than the socket's buffer.
+            bound = threading.Timer(max(0.0, deadline_s - time.monotonic()), process.kill)
+            bound.start()
+            try:
+                self._connection.send((_RUN, task))
+                bound.cancel()
+                return self._receive(deadline_s, on_progress)  # type: ignore[no-any-return]
+            except (EOFError, ConnectionError) as error:
+                raise CheckpointError(self._bury()) from error
+            finally:
+                bound.cancel()
+
+    def check(self) -> str | None:
+        """Says once that the process has ended on its own; another one is started at once."""
+        if self._lock.acquire(blocking=False):
+            try:
+                has_ended = self._process is not None and self._process.exitcode is not None
+                if has_ended and not self._is_closed:
+                    self._bury()
+                    threading.Thread(target=self._start_early, daemon=True).start()
+            finally:
+                self._lock.release()
+        lost, self._lost = self._lost, None
+        return lost
+
+    def close(self, timeout_s: float) -> None:
+        self._is_closed = True
+        self._starter.join(timeout_s)
+        # A task that runs holds the lock; the process is ended under it.
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.join(timeout_s)
+
+    def _receive(self, deadline_s: float, on_progress: OnProgress) -> Any:
+        while True:
+            if not self._connection.poll(max(0.0, deadline_s - time.monotonic())):
+                self._end()
+                raise StorageHangs("the storage did not answer in time")
+            kind, value = self._connection.recv()
+            if kind == _RESULT:
+                return value
+            if kind == _ERROR:
+                raise value
+            on_progress(value)
+
+    def _start_early(self) -> None:
+        """Start the process before the first task needs it."""
+        with self._lock:
+            try:
+                self._ensure()
+            except (OSError, CheckpointError, EOFError):
+                return  # the next task tries again and says why it cannot
+
+    def _ensure(self) -> None:
+        if self._is_closed:
+            raise CheckpointError("the writer was closed")
+        if self._process is not None and self._process.exitcode is None:
+            return
+        if self._process is not None:
+            self._bury()
+        context = multiprocessing.get_context("forkserver")
+        self._connection, theirs = context.Pipe(duplex=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._on_start), name="checkpoint-writer", daemon=True
+        )
+        self._process.start()
+        # It ignores the signal that multiprocessing would end it with, and then wait for.
+        self._finalizer = weakref.finalize(self, _kill, self._process)
+        theirs.close()
+        if not self._connection.poll(_START_S):
+            self._end()
+            raise CheckpointError(f"the writer's process did not start within {_START_S:.0f} s")
+        self._connection.recv()
+        self._send_memory()
+
+    def _send_memory(self) -> None:
+        if self._memory is None or self._memory.fd is None:
+            return
+        assert self._process is not None
+        assert self._process.pid is not None
+        try:
+            self._connection.send((_ATTACH, self._memory.size))
+            reduction.send_handle(self._connection, self._memory.fd, self._process.pid)
+        except (EOFError, ConnectionError):
+            self._bury()
+
+    def _bury(self) -> str:
+        """Clear up after a process that has ended on its own; returns what became of it."""
+        process = self._process
+        assert process is not None
+        process.join(_KILL_S)
+        self._lost = f"the writer's process {process.pid} {_how(process.exitcode)}"
+        self._connection.close()
+        self._process = None
+        return self._lost
+
+    def _end(self) -> None:
+        """End a process that hangs. If not even SIGKILL reaches it, it is left to the kernel."""
+        process = self._process
+        assert process is not None
+        process.kill()
+        process.join(_KILL_S)
+        self._lost = f"the writer's process {process.pid} hung in the storage and was killed"
+        self._connection.close()
+        self._process = None
+
+
+def _kill(process: BaseProcess) -> None:
+    if process.exitcode is None:
+        process.kill()
+
+
+def _how(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "does not answer"
+    if exitcode < 0:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    return f"ended with status {exitcode}"
+
+
+def _serve(connection: Connection, on_start: Callable[[], None] | None) -> None:
+    """The process: run what it is sent until the other side is gone."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for the run, which saves because of them
+    if on_start is not None:
+        on_start()
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    connection.send(None)
+    content = memoryview(b"")
+    while True:
+        try:
+            kind, value = connection.recv()
+            if kind == _ATTACH:
+                content = _map(reduction.recv_handle(connection), value)
+            else:
+                connection.send(_run(value, content, connection))
+        except (EOFError, ConnectionError):
+            return
+
+
+def _map(fd: int, size: int) -> memoryview:
+    try:
+        return memoryview(mmap.mmap(fd, size))
+    finally:
+        os.close(fd)
+
+
+def _run(task: Task[Any], content: memoryview, connection: Connection) -> tuple[int, Any]:
+    told_s = time.monotonic()
+
+    def on_progress(num_bytes: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= _PROGRESS_INTERVAL_S:
+            told_s = now_s
+            connection.send((_PROGRESS, num_bytes))
+
+    try:
+        return _RESULT, task(content, on_progress)
+    except CheckpointError as error:
+        return _ERROR, error
+    except OSError as error:
+        # By its number and text alone: subclasses of client libraries may not survive the trip.
+        return _ERROR, OSError(error.errno, error.strerror or str(error), error.filename)
+    except Exception as error:  # noqa: BLE001  # becomes the reason of a failed save
+        return _ERROR, CheckpointError(f"{type(error).__name__}: {error}")
