@@ -6,6 +6,7 @@ cannot, it shares no interpreter lock with training, and an error in a client li
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +30,8 @@ from hetero_fw.errors import CheckpointError
 
 T = TypeVar("T")
 
+# What `ps` and `top` call the process; at most 15 bytes.
+PROCESS_NAME = "hetero-writer"
 # Training comes first where both want the same core.
 NICENESS = 10
 _START_S = 60.0
@@ -203,6 +207,8 @@ def _serve(connection: Connection, on_start: Callable[[], None] | None) -> None:
     if on_start is not None:
         on_start()
     os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(PROCESS_NAME)
     torch.set_num_threads(1)
     connection.send(None)
     content = memoryview(b"")

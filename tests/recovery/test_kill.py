@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetero_fw.checkpoint.writer_process import PROCESS_NAME
 from tests.conftest import REPOSITORY, TrainRun
 
 # Small enough for a second of training, large enough that every rank computes something.
@@ -58,12 +59,13 @@ def rank_pid(run: TrainRun, rank: int, attempt: int = 0) -> int:
 
 
 def agents(run: TrainRun) -> list[psutil.Process]:
-    """Processes that are neither the supervisor, a rank, nor a helper of multiprocessing."""
+    """Processes that are neither the supervisor, a rank, its writer, nor multiprocessing's own."""
     ranks = {rank_pid(run, rank) for rank in range(4)}
     found = []
     for process in run.processes():
         text = " ".join(process.cmdline())
         is_forked = "forkserver" in text and process.pid not in ranks
+        is_forked = is_forked and process.name() != PROCESS_NAME
         parent = process.parent()
         if is_forked and parent is not None and "forkserver" in " ".join(parent.cmdline()):
             found.append(process)
@@ -156,3 +158,28 @@ def test_done_run_is_not_trained_again(start_train: Start) -> None:
     assert again.returncode == 0
     assert "DONE" in again.output
     assert len(again.events("run_end")) == 1
+
+
+def writers(run: TrainRun) -> list[psutil.Process]:
+    return [process for process in run.processes() if process.name() == PROCESS_NAME]
+
+
+def test_killed_writers_cost_a_save_at_most(start_train: Start, undisturbed_digest: str) -> None:
+    run = start_train(*TINY)
+    run.wait_until(lambda: steps_done(run) >= 2 and len(writers(run)) == 4)
+    for process in writers(run):
+        process.kill()
+    run.wait_until(lambda: run.events("writer_restart"))
+    run.wait_until(lambda: run.events("checkpoint_committed"))
+    killed = {process.pid for process in writers(run)[:2]}
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert digest_of(run.run_dir) == undisturbed_digest
+    assert {event["attempt"] for event in run.events("attempt_end")} == {0}
+    assert run.events("checkpoint_committed")[-1]["step"] == 24
+    assert len(run.events("writer_restart")) >= 4
+    # Within a step, or with the save that it cost.
+    first = [event for event in run.events("writer_restart") if event["step"] is None]
+    assert first
