@@ -33,10 +33,11 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
-from hetero_fw.checkpoint.saver import CheckpointSaver, SaveProgress
+from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
@@ -45,6 +46,7 @@ from hetero_fw.checkpoint.training_state import (
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import export_weights, load_weights
+from hetero_fw.checkpoint.writer import NodeRoles
 from hetero_fw.checkpoint.writer_process import WriterProcess
 
 __all__ = [
@@ -57,6 +59,9 @@ __all__ = [
     "Likeness",
     "Manifest",
     "Metric",
+    "NodePlace",
+    "NodeRoles",
+    "NodeTier",
     "OnPoint",
     "Place",
     "PruneReport",

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from hetero_fw.checkpoint.place import AnyPath
+from hetero_fw.policies import Tier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class SaveOutcome:
     postponed_s: float = 0.0
     size_bytes: int = 0
     path: AnyPath | None = None
-    tier: str = "storage"
+    tier: Tier = Tier.STORAGE
 
 
 class SaveHandle:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.directories import checkpoint_name
 from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
 from hetero_fw.checkpoint.manifest import Metric
+from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
@@ -30,6 +31,7 @@ from hetero_fw.checkpoint.verdict import VerdictBoard
 from hetero_fw.checkpoint.writer import (
     CLEAR_UP_S,
     VERDICT_GRACE,
+    NodeRoles,
     OnEvent,
     SafeStep,
     SaveJob,
@@ -38,9 +40,11 @@ from hetero_fw.checkpoint.writer import (
 from hetero_fw.checkpoint.writer_process import WriterProcess
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, Tier
 
 CLOSE_GRACE_S = 5.0
+# Node directories may be host memory, and what they are for is the newest step.
+KEEP_LOCAL = RetentionRule(keep_latest_k=2, keep_best=0)
 
 
 class CheckpointSaver:
@@ -58,6 +62,9 @@ class CheckpointSaver:
             a save whose tensors differ in names, sizes or dtypes from the save before.
         is_async: return from `save` after staging; otherwise after the verdict.
         executor: does whatever touches the storage; None: threads of this process.
+        node_tier: directories of the nodes themselves. Saves go there first, and those that are
+            meant for the storage from there to it.
+        node_executor: as `executor`, for that tier.
         overlaps_staging: return from `save` before most tensors are copied. The caller then calls
             `finish_staging` before it changes them.
         plan_fingerprint: stored in the manifest.
@@ -87,6 +94,8 @@ class CheckpointSaver:
         plan_fingerprint: str,
         on_event: OnEvent,
         executor: Executor | None = None,
+        node_tier: NodeTier | None = None,
+        node_executor: Executor | None = None,
         overlaps_staging: bool = False,
         timeout_s: float = 300.0,
         retention: RetentionRule | None = None,
@@ -103,26 +112,48 @@ class CheckpointSaver:
         self._overlaps_staging = overlaps_staging
         self._plan_fingerprint = plan_fingerprint
         self._timeout_s = timeout_s
-        self._executor: Executor = executor or ThreadExecutor()
-        self._board = VerdictBoard(store, rank=rank, world_size=world_size)
-        self._staging = StagingBuffer(is_shared=isinstance(executor, WriterProcess))
-        self._writer = TierWriter(
-            tier="storage",
-            rank=rank,
-            prefix=prefix,
-            place=place,
-            board=self._board,
-            executor=self._executor,
-            on_event=on_event,
-            timeout_s=timeout_s,
-            retention=retention,
-            safe=SafeStep(safe_step),
-        )
+        is_shared = any(isinstance(item, WriterProcess) for item in (executor, node_executor))
+        self._staging = StagingBuffer(is_shared=is_shared)
+        safe = SafeStep(safe_step)
+
+        def writer(
+            tier: Tier,
+            place: Place,
+            executor: Executor | None,
+            retention: RetentionRule | None,
+            roles: NodeRoles | None,
+        ) -> TierWriter:
+            topics = roles.topics if roles is not None else ()
+            return TierWriter(
+                tier=tier,
+                rank=rank,
+                prefix=prefix,
+                place=place,
+                board=VerdictBoard(store, rank=rank, world_size=world_size, topics=topics),
+                executor=executor or ThreadExecutor(),
+                on_event=on_event,
+                timeout_s=timeout_s,
+                retention=retention,
+                safe=safe,
+                roles=roles,
+            )
+
+        self._storage = writer(Tier.STORAGE, place, executor, retention, None)
+        self._local: TierWriter | None = None
+        if node_tier is not None:
+            self._local = writer(
+                Tier.LOCAL, node_tier.place, node_executor, KEEP_LOCAL, node_tier.roles
+            )
+        # Nearest first.
+        self._writers = [w for w in (self._local, self._storage) if w is not None]
+        self._upload = threading.Lock()
         self._on_point = on_point
         self._layout: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
         self._current: SaveJob | None = None
-        self._in_flight: list[SaveHandle] = []
+        self._staging_is_free = threading.Event()
+        self._staging_is_free.set()
+        self._in_flight: list[tuple[Tier, SaveHandle]] = []
         self._unreported: list[SaveHandle] = []
 
     def save(
@@ -135,6 +166,7 @@ class CheckpointSaver:
         metric: Metric | None = None,
         may_be_infinite: Collection[str] = (),
         changing: Collection[str] = (),
+        tiers: Collection[Tier] = tuple(Tier),
     ) -> SaveHandle:
         """Save `tensors` (plain or DTensor, by name) and `state` as the checkpoint of `step`.
 
@@ -151,22 +183,28 @@ class CheckpointSaver:
             metric: how good the weights are, for retention; rank 0's counts.
             may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
             changing: names of tensors that change before `finish_staging` is called.
+            tiers: where it goes, as far as there are such tiers.
+
+        Returns:
+            What becomes of it in the nearest of its tiers; `poll` tells about all.
         """
         started_at_s = time.monotonic()
-        handle = SaveHandle(step)
-        self._unreported.append(handle)
+        writers = [writer for writer in self._writers if writer.tier in tiers]
+        handles = [SaveHandle(step) for _ in writers]
+        self._unreported += handles
         self._sequence += 1
         self._check_executor(step)
         if self._rank == 0:
-            self._writer.emit(EventName.CHECKPOINT_STARTED, step, reason=reason)
+            names = [writer.tier.value for writer in writers]
+            self._storage.emit(EventName.CHECKPOINT_STARTED, step, reason=reason, tiers=names)
         try:
             layout = self._layout_for(tensors)
             setup_s = time.monotonic() - started_at_s
         except Exception as error:  # noqa: BLE001  # a failed save never ends training
-            self._fail_planning(handle, f"cannot plan the save: {error}", started_at_s)
-            return handle
+            self._fail_planning(handles, f"cannot plan the save: {error}", started_at_s)
+            return handles[0]
         job = SaveJob(
-            handle=handle,
+            handle=handles[0],
             sequence=self._sequence,
             spec=self._spec(step, layout, reason, metric),
             layout=layout,
@@ -175,8 +213,8 @@ class CheckpointSaver:
             setup_s=setup_s,
         )
         rest = self._begin_staging(job, tensors, state, frozenset(changing))
-        self._start(job, rest)
-        return handle
+        self._start(job, rest, list(zip(writers, handles, strict=True)))
+        return handles[0]
 
     def finish_staging(self) -> None:
         """Wait until the tensors of the save that was started last may be changed; bounded."""
@@ -188,10 +226,14 @@ class CheckpointSaver:
             job.error = f"staging took longer than {self._timeout_s:.0f} s"
         job.stall_s += time.monotonic() - began_s
 
+    def busy_tiers(self) -> frozenset[Tier]:
+        """Tiers that a save of this rank is on its way to."""
+        self._in_flight = [(tier, h) for tier, h in self._in_flight if not h.is_done]
+        return frozenset(tier for tier, _ in self._in_flight)
+
     def is_busy(self) -> bool:
         """Whether a save of this rank is in flight."""
-        self._in_flight = [handle for handle in self._in_flight if not handle.is_done]
-        return bool(self._in_flight)
+        return bool(self.busy_tiers())
 
     def progress(self) -> SaveProgress | None:
         """How far the save in flight is on this rank; None if there is none."""
@@ -219,7 +261,7 @@ class CheckpointSaver:
         """Wait for all saves in flight; False if one still is after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         return all(
-            handle.wait(max(0.0, deadline_s - time.monotonic())) for handle in self._in_flight
+            handle.wait(max(0.0, deadline_s - time.monotonic())) for _, handle in self._in_flight
         )
 
     def close(self, timeout_s: float) -> bool:
@@ -229,15 +271,18 @@ class CheckpointSaver:
         """
         is_complete = self.wait(timeout_s)
         if not is_complete:
-            self._board.cancel()
+            for writer in self._writers:
+                writer.cancel()
             self.wait(CLOSE_GRACE_S)
-        self._executor.close(CLOSE_GRACE_S)
+        for writer in self._writers:
+            writer.executor.close(CLOSE_GRACE_S)
         return is_complete
 
     def _check_executor(self, step: int | None) -> None:
-        lost = self._executor.check()
-        if lost is not None:
-            self._writer.emit(EventName.WRITER_RESTART, step, reason=lost)
+        for writer in self._writers:
+            lost = writer.executor.check()
+            if lost is not None:
+                writer.emit(EventName.WRITER_RESTART, step, tier=writer.tier, reason=lost)
 
     def _layout_for(self, tensors: Mapping[str, torch.Tensor]) -> SaveLayout:
         structure = structure_of(tensors)
@@ -277,6 +322,7 @@ class CheckpointSaver:
             if self._rank == 0:
                 job.spec.state.update(json.loads(json.dumps(state)))
             job.postponed_s = self._wait_for_previous()
+            job.has_staging = True
             self._current = job
             prepare_at_s = time.monotonic()
             self._on_point(SavePoint.STAGING)
@@ -302,7 +348,8 @@ class CheckpointSaver:
         self._staging.prepare(job.layout.own, tensors)
         memory = self._staging.memory
         if memory is not None and memory is not before:
-            self._executor.attach(memory)
+            for writer in self._writers:
+                writer.executor.attach(memory)
 
     def _end_staging(self, job: SaveJob) -> None:
         if job.error is None:
@@ -313,7 +360,7 @@ class CheckpointSaver:
         job.staged_at_s = time.monotonic()
         job.is_staged.set()
         if job.error is None:
-            self._writer.emit(
+            self._storage.emit(
                 EventName.CHECKPOINT_STAGED,
                 job.spec.step,
                 stall_s=job.stall_s,
@@ -325,41 +372,100 @@ class CheckpointSaver:
     def _wait_for_previous(self) -> float:
         started_at_s = time.monotonic()
         # Every save ends by itself before that, as a failure if need be.
-        if not self.wait(VERDICT_GRACE * self._timeout_s + CLEAR_UP_S):
-            earlier = [handle.step for handle in self._in_flight if not handle.is_done]
-            raise CheckpointError(f"steps {earlier} are still being saved")
+        if not self._staging_is_free.wait(VERDICT_GRACE * self._timeout_s + CLEAR_UP_S):
+            raise CheckpointError("the save before still needs the staging memory")
+        self._staging_is_free.clear()
         return time.monotonic() - started_at_s
 
-    def _start(self, job: SaveJob, rest: _Rest | None) -> None:
+    def _start(
+        self, job: SaveJob, rest: _Rest | None, targets: list[tuple[TierWriter, SaveHandle]]
+    ) -> None:
         if not self._is_async:
-            self._writer.run(job, is_foreground=True)
+            self._run(job, rest, targets)
             return
-        self._in_flight = [handle for handle in self._in_flight if not handle.is_done]
-        self._in_flight.append(job.handle)
+        self._in_flight += [(writer.tier, handle) for writer, handle in targets]
         # A thread of its own for each save: whatever ends it, the next save has a fresh one.
         threading.Thread(
             target=self._run,
-            args=(job, rest),
+            args=(job, rest, targets),
             name=f"checkpoint-writer-{job.spec.step}",
             daemon=True,
         ).start()
 
-    def _run(self, job: SaveJob, rest: _Rest | None) -> None:
-        if rest is not None:
-            try:
-                self._staging.copy(rest.copies, rest.after)
-            except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
-                job.error = f"cannot stage: {error}"
-            self._end_staging(job)
-        self._writer.run(job, is_foreground=False)
+    def _run(
+        self, job: SaveJob, rest: _Rest | None, targets: list[tuple[TierWriter, SaveHandle]]
+    ) -> None:
+        holds_staging = job.has_staging
+        try:
+            if rest is not None:
+                self._finish_copies(job, rest)
+            (first, _), *further = targets
+            outcome = first.run(job, is_foreground=not self._is_async)
+            for writer, handle in further:
+                if outcome.ok and holds_staging:
+                    # The next save need not wait for the slow storage.
+                    holds_staging = False
+                    self._staging_is_free.set()
+                self._run_upload(writer, _upload_of(job, handle, outcome))
+        finally:
+            if holds_staging:
+                self._staging_is_free.set()
 
-    def _fail_planning(self, handle: SaveHandle, reason: str, started_at_s: float) -> None:
-        if self._rank == 0:
-            self._writer.tell_failure(handle.step, reason)
+    def _finish_copies(self, job: SaveJob, rest: _Rest) -> None:
+        try:
+            self._staging.copy(rest.copies, rest.after)
+        except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
+            job.error = f"cannot stage: {error}"
+        self._end_staging(job)
+
+    def _run_upload(self, writer: TierWriter, job: SaveJob) -> None:
+        has_turn = self._upload.acquire(timeout=VERDICT_GRACE * self._timeout_s)
+        try:
+            job.staged_at_s = time.monotonic()
+            if not has_turn:
+                job.error = "an earlier upload has not ended"
+            writer.run(job, is_foreground=not self._is_async)
+        finally:
+            if has_turn:
+                self._upload.release()
+
+    def _fail_planning(
+        self, handles: Sequence[SaveHandle], reason: str, started_at_s: float
+    ) -> None:
         stall_s = time.monotonic() - started_at_s
-        handle.finish(
-            SaveOutcome(step=handle.step, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0)
-        )
+        for writer, handle in zip(self._writers, handles, strict=False):
+            if self._rank == 0:
+                writer.tell_failure(handle.step, reason)
+            handle.finish(
+                SaveOutcome(
+                    step=handle.step, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0
+                )
+            )
+
+
+def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
+    """The same save on its way to the storage: from this node's file, if that is published."""
+    source = None
+    if local.ok and local.path is not None:
+        source = local.path / job.layout.own.file_name
+    return SaveJob(
+        handle=handle,
+        sequence=job.sequence,
+        spec=replace(job.spec, token=f"{job.spec.token}u"),
+        layout=job.layout,
+        may_be_infinite=None if local.ok else job.may_be_infinite,
+        started_at_s=job.started_at_s,
+        error=job.error,
+        source=source,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTier:
+    """The node directories of this attempt, and who does what about them."""
+
+    place: NodePlace
+    roles: NodeRoles
 
 
 @dataclass(frozen=True, kw_only=True)

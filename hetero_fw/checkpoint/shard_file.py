@@ -37,19 +37,42 @@ def write_shard(
         xxhash.xxh3_128_hexdigest(content[slot.byte_offset : slot.byte_offset + slot.length])
         for slot in layout.slots
     )
-    digest = xxhash.xxh3_128()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
+    with ShardSink(path) as sink:
         for start in range(0, layout.size, PIECE_BYTES):
             on_point(SavePoint.SHARD_PIECE)
-            piece = content[start : min(start + PIECE_BYTES, layout.size)]
-            digest.update(piece)
-            _write_all(descriptor, piece)
+            sink.write(content[start : min(start + PIECE_BYTES, layout.size)])
         on_point(SavePoint.SHARD_WRITTEN)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return WrittenShard(size=layout.size, xxh3_128=digest.hexdigest(), chunk_hashes=chunk_hashes)
+        digest = sink.finish()
+    return WrittenShard(size=layout.size, xxh3_128=digest, chunk_hashes=chunk_hashes)
+
+
+class ShardSink:
+    """The new file `path`, hashed on the way.
+
+    Raises:
+        OSError: the file exists or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._digest = xxhash.xxh3_128()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+
+    def __enter__(self) -> ShardSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def write(self, piece: memoryview) -> None:
+        self._digest.update(piece)
+        while piece:
+            piece = piece[os.write(self._descriptor, piece) :]
+
+    def finish(self) -> str:
+        """Wait for the disk; returns the hash of all bytes."""
+        os.fsync(self._descriptor)
+        return self._digest.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -71,8 +94,3 @@ def hash_file(path: Path) -> tuple[int, str]:
             digest.update(window[:count])
             size += count
     return size, digest.hexdigest()
-
-
-def _write_all(descriptor: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(descriptor, piece) :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from torch.distributed import HashStore
@@ -69,12 +70,15 @@ class VerdictBoard:
 
     Args:
         store: seen by all ranks; None for a single rank.
+        topics: what ranks `tell` each other about each save.
 
     A save is addressed by a name that is the same on all ranks and unlike any other save's.
     Methods raise CheckpointError when the store is lost or the board was cancelled.
     """
 
-    def __init__(self, store: Store | None, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, store: Store | None, *, rank: int, world_size: int, topics: Sequence[str] = ()
+    ) -> None:
         assert store is not None or world_size == 1, "several ranks need a store"
         # Kept, because the process that serves a store stops serving when it is dropped.
         self._original = store or HashStore()
@@ -82,6 +86,7 @@ class VerdictBoard:
         self._store: Store = self._original.clone()  # type: ignore[attr-defined]  # stub
         self._rank = rank
         self._world_size = world_size
+        self._topics = tuple(topics)
         self._cancelled = threading.Event()
         self._announced: dict[int, str] = {}
         self._announced_lock = threading.Lock()
@@ -93,7 +98,9 @@ class VerdictBoard:
     def post(self, save: str, report: ShardReport) -> None:
         """Tell rank 0 about this rank's shard."""
         if report.error is not None:
-            self._set(_failed_key(save), report.to_json())
+            # The first one: what fails after it fails because of it.
+            self._call("compare_set", _failed_key(save), "", report.to_json())
+            self._set(_ended_key(save), "")
         self._set(_report_key(save, self._rank), report.to_json())
 
     def collect(self, save: str, deadline_s: float) -> tuple[ShardReport, ...]:
@@ -115,6 +122,8 @@ class VerdictBoard:
     def announce(self, save: str, verdict: Verdict, *, sequence: int) -> None:
         """Rank 0: tell all ranks; forget what everybody has read by now."""
         self._set(_verdict_key(save), verdict.to_json())
+        if not verdict.is_committed:
+            self._set(_ended_key(save), "")
         with self._announced_lock:
             self._announced[sequence] = save
             # If every rank took part in this save, every rank is done with those before it.
@@ -130,6 +139,23 @@ class VerdictBoard:
             raise CheckpointError("no verdict from rank 0 in time")
         return Verdict.from_json(self._get(key))
 
+    def tell(self, save: str, topic: str, text: str) -> None:
+        """Leave word for other ranks about a save."""
+        self._set(_topic_key(save, topic), text)
+
+    def hear(self, save: str, topic: str, deadline_s: float) -> str:
+        """Wait for what another rank tells.
+
+        Raises:
+            CheckpointError: it did not come in time, or the save was given up meanwhile.
+        """
+        key = _topic_key(save, topic)
+        if not self._wait([key], deadline_s, or_key=_ended_key(save)):
+            raise CheckpointError(f"no word of {topic} in time")
+        if not self._has([key]):
+            raise CheckpointError("another rank has given the save up")
+        return self._get(key).decode()
+
     def _wait(self, keys: list[str], deadline_s: float, or_key: str | None = None) -> bool:
         pause_s = POLL_MIN_S
         while not self._has(keys) and not (or_key is not None and self._has([or_key])):
@@ -142,7 +168,8 @@ class VerdictBoard:
 
     def _forget(self, save: str) -> None:
         keys = [_report_key(save, rank) for rank in range(self._world_size)]
-        for key in (*keys, _failed_key(save), _verdict_key(save)):
+        topics = [_topic_key(save, topic) for topic in self._topics]
+        for key in (*keys, *topics, _failed_key(save), _ended_key(save), _verdict_key(save)):
             self._call("delete_key", key)
 
     def _has(self, keys: list[str]) -> bool:
@@ -173,3 +200,11 @@ def _failed_key(save: str) -> str:
 
 def _verdict_key(save: str) -> str:
     return f"checkpoint/{save}/verdict"
+
+
+def _ended_key(save: str) -> str:
+    return f"checkpoint/{save}/ended"
+
+
+def _topic_key(save: str, topic: str) -> str:
+    return f"checkpoint/{save}/topic/{topic}"

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetero_fw.checkpoint.commit import SaveSpec, build_manifest
 from hetero_fw.checkpoint.executor import Executor, StorageHangs
+from hetero_fw.checkpoint.manifest import Manifest
+from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies, Withdraw
 from hetero_fw.checkpoint.place import AnyPath, Place
+from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
 from hetero_fw.checkpoint.shard_layout import SaveLayout
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, Tier
 
 # Publishing and the verdict come after every rank's part: other ranks give rank 0 this much more
 # time, so that its verdict arrives before they give up.
@@ -28,9 +32,19 @@ PUBLISH_GRACE = 1.15
 VERDICT_GRACE = 1.25
 CLEAR_UP_S = 5.0
 
+_MANIFEST = "manifest"
+
 OnEvent = Callable[[str, int | None, dict[str, Any]], None]
 
 logger = logging.getLogger(__name__)
+
+
+def _address_of(rank: int) -> str:
+    return f"address/{rank}"
+
+
+def _published_by(rank: int) -> str:
+    return f"published/{rank}"
 
 
 @dataclass(kw_only=True)
@@ -44,6 +58,7 @@ class SaveJob:
         stall_s: how long this rank's training stood still, as far as it recurs with every save.
         is_staged: set when `staged_at_s` and `error` are final.
         error: why this rank cannot take part, None if it can.
+        has_staging: whether the staging memory is this save's.
         source: file with the bytes; None: the staging memory.
         num_bytes_done: of this rank's part.
         storage_hangs: whether clearing up would hang as well.
@@ -61,6 +76,7 @@ class SaveJob:
     postponed_s: float = 0.0
     is_staged: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
+    has_staging: bool = False
     source: Path | None = None
     num_bytes_done: int = 0
     storage_hangs: bool = False
@@ -78,6 +94,27 @@ class SafeStep:
         return f"step {self.step} is safe, a restart goes on from it"
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeRoles:
+    """Who does what in a tier of directories of the nodes themselves.
+
+    Attributes:
+        leaders: one rank of each node, which publishes there; rank 0 is one of them.
+        receivers: ranks of other nodes whose writers take copies of this rank's part.
+        host: address at which this rank's writer takes copies.
+    """
+
+    leaders: tuple[int, ...]
+    receivers: tuple[int, ...]
+    host: str
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What ranks tell each other in a save, at most."""
+        ranks = range(max((*self.leaders, *self.receivers)) + 1)
+        return (_MANIFEST, *map(_address_of, ranks), *map(_published_by, self.leaders))
+
+
 class TierWriter:
     """Brings save jobs of one rank to one tier of storage.
 
@@ -88,12 +125,13 @@ class TierWriter:
         timeout_s: longest time from the end of staging until every rank's part is on storage.
         retention: if given, rank 0 prunes by it after each commit.
         safe: kept up to date by rank 0 and the others alike.
+        roles: None: the storage is one that all ranks see, and rank 0 publishes.
     """
 
     def __init__(  # noqa: PLR0913  # what the saver knows and a tier needs
         self,
         *,
-        tier: str,
+        tier: Tier,
         rank: int,
         prefix: str,
         place: Place,
@@ -103,6 +141,7 @@ class TierWriter:
         timeout_s: float,
         retention: RetentionRule | None,
         safe: SafeStep,
+        roles: NodeRoles | None = None,
     ) -> None:
         self.tier = tier
         self.executor = executor
@@ -114,6 +153,7 @@ class TierWriter:
         self._timeout_s = timeout_s
         self._retention = retention
         self._safe = safe
+        self._roles = roles
         self._verified_steps: frozenset[int] = frozenset()
 
     def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
@@ -122,6 +162,10 @@ class TierWriter:
             self._on_event(event, step, fields)
         except Exception:
             logger.exception("%s of step %s was not logged", event, step)
+
+    def cancel(self) -> None:
+        """Have every save in flight, and every later one, fail at once."""
+        self._board.cancel()
 
     def run(self, job: SaveJob, *, is_foreground: bool) -> SaveOutcome:
         """Bring a staged job to its end and set its handle, whatever happens."""
@@ -157,11 +201,7 @@ class TierWriter:
     def _persist(self, job: SaveJob) -> Verdict:
         try:
             self._board.post(job.spec.token, self._write(job))
-            if self._rank == 0:
-                verdict = self._decide(job)
-            else:
-                deadline_s = job.staged_at_s + VERDICT_GRACE * self._timeout_s
-                verdict = self._board.await_verdict(job.spec.token, deadline_s)
+            verdict = self._decide(job) if self._rank == 0 else self._learn(job)
         except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
@@ -180,7 +220,7 @@ class TierWriter:
             if job.error is not None:
                 raise CheckpointError(job.error)
             task = WritePart(
-                place=self._place,
+                place=self._place_of(job, deadline_s),
                 spec=job.spec,
                 layout=job.layout.own,
                 source=job.source,
@@ -193,15 +233,82 @@ class TierWriter:
             return ShardReport(rank=self._rank, error=str(error) or repr(error))
         return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=shard)
 
+    def _place_of(self, job: SaveJob, deadline_s: float) -> Place:
+        """Where this rank's part goes: for node directories with the addresses of the copies."""
+        if self._roles is None:
+            return self._place
+        assert isinstance(self._place, NodePlace)
+        own = self.executor.run(
+            TakeCopies(place=self._place, host=self._roles.host), deadline_s=deadline_s
+        )
+        token = job.spec.token
+        self._board.tell(token, _address_of(self._rank), json.dumps(asdict(own)))
+        peers = [
+            ReplicaAddress(**json.loads(self._board.hear(token, _address_of(rank), deadline_s)))
+            for rank in self._roles.receivers
+        ]
+        return self._place.sending_to(tuple(peers))
+
+    def _learn(self, job: SaveJob) -> Verdict:
+        """Other ranks: publish on this node, if that falls to this rank, and await the verdict."""
+        token = job.spec.token
+        deadline_s = job.staged_at_s + VERDICT_GRACE * self._timeout_s
+        is_leader = self._roles is not None and self._rank in self._roles.leaders
+        has_published = is_leader and self._publish_here(job, deadline_s)
+        verdict = self._board.await_verdict(token, deadline_s)
+        if has_published and not verdict.is_committed:
+            self._withdraw(job)
+        if is_leader and verdict.is_committed and self._retention is not None:
+            self._prune(job, self._retention)
+        return verdict
+
+    def _publish_here(self, job: SaveJob, deadline_s: float) -> bool:
+        """Publish this node's part of the checkpoint and tell rank 0; whether it is published."""
+        token = job.spec.token
+        try:
+            manifest = Manifest.from_json(self._board.hear(token, _MANIFEST, deadline_s))
+        except CheckpointError:
+            return False  # the save has failed; the verdict says why
+        try:
+            task = Publish(place=self._place, spec=job.spec, manifest=manifest)
+            self.executor.run(task, deadline_s=deadline_s)
+        except Exception as error:  # noqa: BLE001  # rank 0 waits for an answer
+            self._board.tell(token, _published_by(self._rank), str(error) or repr(error))
+            return False
+        self._board.tell(token, _published_by(self._rank), "")
+        return True
+
+    def _publish(self, job: SaveJob, manifest: Manifest) -> None:
+        """Rank 0: make the checkpoint exist in every place of the tier."""
+        deadline_s = job.staged_at_s + PUBLISH_GRACE * self._timeout_s
+        others = [r for r in self._roles.leaders if r != self._rank] if self._roles else []
+        if others:
+            self._board.tell(job.spec.token, _MANIFEST, manifest.to_json())
+        task = Publish(place=self._place, spec=job.spec, manifest=manifest)
+        self.executor.run(task, deadline_s=deadline_s)
+        try:
+            for rank in others:
+                problem = self._board.hear(job.spec.token, _published_by(rank), deadline_s)
+                if problem:
+                    raise CheckpointError(f"rank {rank}: {problem}")
+        except CheckpointError:
+            self._withdraw(job)
+            raise
+
+    def _withdraw(self, job: SaveJob) -> None:
+        assert isinstance(self._place, NodePlace)
+        task = Withdraw(place=self._place, spec=job.spec)
+        try:
+            self.executor.run(task, deadline_s=time.monotonic() + CLEAR_UP_S)
+        except (OSError, CheckpointError) as error:
+            logger.warning("step %d was not withdrawn: %s", job.spec.step, error)
+
     def _decide(self, job: SaveJob) -> Verdict:
         """Rank 0: publish if every rank has written its shard, and tell everybody."""
         try:
             reports = self._board.collect(job.spec.token, job.staged_at_s + self._timeout_s)
             manifest = build_manifest(job.spec, job.layout.shards, reports)
-            self.executor.run(
-                Publish(place=self._place, spec=job.spec, manifest=manifest),
-                deadline_s=job.staged_at_s + PUBLISH_GRACE * self._timeout_s,
-            )
+            self._publish(job, manifest)
             verdict = Verdict(
                 is_committed=True,
                 reason=job.spec.reason,
@@ -262,7 +369,7 @@ class TierWriter:
             place=self._place,
             prefix=self._prefix,
             rule=rule,
-            verified_steps=self._verified_steps - {spec.step},
+            verified_steps=self._verified(spec.step),
             on_point=spec.on_point,
         )
         try:
@@ -271,6 +378,14 @@ class TierWriter:
             logger.warning("old checkpoints were not removed: %s", self._reason(job, error))
         else:
             self._verified_steps = report.verified_steps
+
+    def _verified(self, new_step: int) -> frozenset[int]:
+        """Steps that need no reading before others go; a step that is replaced is new."""
+        if self._roles is not None:
+            # Nobody can read a checkpoint of which every node has a part; what counts there is
+            # that each part was hashed on arrival.
+            return self._verified_steps | {new_step}
+        return self._verified_steps - {new_step}
 
     def _reason(self, job: SaveJob, error: Exception) -> str:
         """Why it failed; behind any error of a stale attempt is that it is one."""

@@ -33,6 +33,7 @@ from hetero_fw.policies.mtbf import (
     MtbfEstimate,
     learn_failure_rates,
 )
+from hetero_fw.policies.replicas import ReplicaNode, ReplicaPlan, plan_replicas
 from hetero_fw.policies.restart import PERMANENT, FailureKind, RestartDecision, decide_restart
 from hetero_fw.policies.retention import (
     CommittedCheckpoint,
@@ -41,7 +42,7 @@ from hetero_fw.policies.retention import (
     RetentionRule,
     decide_retention,
 )
-from hetero_fw.policies.saving import SaveDecision, SaveObservation, decide_save
+from hetero_fw.policies.saving import SaveDecision, SaveObservation, Tier, decide_save
 
 __all__ = [
     "COUNTERS",
@@ -63,11 +64,14 @@ __all__ = [
     "MonitorMode",
     "MtbfEstimate",
     "Reading",
+    "ReplicaNode",
+    "ReplicaPlan",
     "RestartDecision",
     "RetentionDecision",
     "RetentionRule",
     "SaveDecision",
     "SaveObservation",
+    "Tier",
     "after_emergency_save",
     "daly_interval_s",
     "decide_emergency_save",
@@ -78,5 +82,6 @@ __all__ = [
     "learn_failure_rates",
     "linear_scaled_lr",
     "observe_reading",
+    "plan_replicas",
     "young_interval_s",
 ]

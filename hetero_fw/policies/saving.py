@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hetero_fw.policies.interval import IntervalDecision
+
+
+class Tier(StrEnum):
+    """Where a checkpoint goes, nearest first. Each tier has its own costs and interval."""
+
+    LOCAL = "local"
+    STORAGE = "storage"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,7 +123,7 @@ def test_a_writer_killed_during_a_save_costs_that_save(
     saver.poll()
     assert len(restarts(events)) == 1
     assert save(saver, 1, weights(1)).ok
-    assert list(saver._writer._place.directories.staging.iterdir()) == []
+    assert list(saver._storage._place.directories.staging.iterdir()) == []
 
 
 def test_a_stopped_writer_is_given_up_in_time(tmp_path: Path, process: WriterProcess) -> None:
