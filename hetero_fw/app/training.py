@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,13 @@ from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.restoring import Restore, agree_on_checkpoint
 from hetero_fw.app.state import collect_state, newest_metric
-from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, StepRecorder, read_facts
+from hetero_fw.callbacks import (
+    AdaptiveCheckpoint,
+    EmergencySave,
+    StepRecorder,
+    TierSchedule,
+    read_facts,
+)
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
@@ -43,7 +49,7 @@ from hetero_fw.monitoring import (
     read_events,
     write_json_atomically,
 )
-from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule
+from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule, Tier
 from hetero_fw.profiling import Pacer
 from hetero_fw.recovery import RankEnd, die_with_parent
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
@@ -120,6 +126,8 @@ def _build_saver(context: RankContext, start_step: int | None) -> CheckpointSave
 
     def on_event(name: str, step: int | None, fields: dict[str, Any]) -> None:
         context.events.write(name, step=step, **fields)
+        if name in (EventName.CHECKPOINT_FAILED, EventName.WRITER_RESTART):
+            print(fields.get("message", fields["reason"]), flush=True)
 
     has_process = cfg.async_mode == "async_with_pinned_mem"
     return CheckpointSaver(
@@ -171,7 +179,7 @@ def _build_checkpointing(
     saves_optimizer = context.cfg.ckpt.save_optimizer_states
     rule = interval_rule(context.cfg)
 
-    def save(step: int, reason: str) -> None:
+    def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
         assert saver is not None
         optimizer = strategy.optimizers[0] if saves_optimizer else None
         tensors, state = flatten_training_state(module, optimizer)
@@ -180,6 +188,7 @@ def _build_checkpointing(
             tensors,
             {**state, **collect_state(module.trainer)},
             reason=reason,
+            tiers=tiers,
             metric=newest_metric(
                 context.cfg.ckpt.monitor,
                 module.trainer.callback_metrics,
@@ -190,16 +199,21 @@ def _build_checkpointing(
             changing=tensors.keys() - optimized_names(module, strategy.optimizers[0]),
         )
 
+    history = read_facts(read_events(context.run_dir.events_path), context.plan, rule.prior_mtbf_s)
     return AdaptiveCheckpoint(
         source=strategy,
         saver=saver,
-        rule=rule,
-        history=read_facts(
-            read_events(context.run_dir.events_path), context.plan, rule.prior_mtbf_s
-        ),
+        schedules=[
+            TierSchedule(
+                Tier.STORAGE,
+                rule,
+                history,
+                first_step=start_step,
+                max_steps=context.cfg.trainer.max_steps,
+            )
+        ],
         save=save,
         stop=context.stop,
-        events=context.events,
         first_step=start_step,
         max_steps=context.cfg.trainer.max_steps,
         rank=context.rank,

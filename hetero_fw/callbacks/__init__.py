@@ -3,8 +3,9 @@
 from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
 from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
 from hetero_fw.callbacks.recording import StepRecorder
-from hetero_fw.callbacks.run_history import RunHistoryFacts, read_facts
+from hetero_fw.callbacks.run_history import RunHistoryFacts, SaveHistory, read_facts
 from hetero_fw.callbacks.save_cost import SaveCostMeter
+from hetero_fw.callbacks.tier_schedule import TierSchedule
 
 __all__ = [
     "AdaptiveCheckpoint",
@@ -12,6 +13,8 @@ __all__ = [
     "LimitWatch",
     "RunHistoryFacts",
     "SaveCostMeter",
+    "SaveHistory",
     "StepRecorder",
+    "TierSchedule",
     "read_facts",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -11,20 +11,12 @@ from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hetero_fw.callbacks.run_history import RunHistoryFacts
-from hetero_fw.callbacks.save_cost import SaveCostMeter
+from hetero_fw.callbacks.tier_schedule import TierSchedule, from_number, to_number
 from hetero_fw.checkpoint import CheckpointSaver
-from hetero_fw.monitoring import EventLog
 from hetero_fw.parallel import StepSource
-from hetero_fw.policies import (
-    IntervalObservation,
-    IntervalRule,
-    SaveDecision,
-    SaveObservation,
-    decide_interval,
-    decide_save,
-)
+from hetero_fw.policies import Tier
 
+PROGRESS_INTERVAL_S = 10.0
 _CLOSE_TIMEOUT_S = 600.0
 
 
@@ -40,9 +32,11 @@ class AdaptiveCheckpoint(Callback):
     Args:
         source: the strategy.
         saver: None: checkpoints are off, stop requests are still obeyed.
-        save: hands the training as it stands to `saver`, for a step and a reason.
+        schedules: of the tiers, nearest first.
+        save: hands the training as it stands to `saver`, for a step, a reason and tiers.
         first_step: the step training starts from.
         max_steps: the step it ends with.
+        announce: shows a line to the user.
     """
 
     def __init__(  # noqa: PLR0913  # facts of the run, none of which has a default
@@ -50,30 +44,26 @@ class AdaptiveCheckpoint(Callback):
         *,
         source: StepSource,
         saver: CheckpointSaver | None,
-        rule: IntervalRule,
-        history: RunHistoryFacts,
-        save: Callable[[int, str], None],
+        schedules: Sequence[TierSchedule],
+        save: Callable[[int, str, Collection[Tier]], None],
         stop: StopSource,
-        events: EventLog,
         first_step: int,
         max_steps: int,
         rank: int,
+        announce: Callable[[str], None] = print,
     ) -> None:
         self._source = source
         self._saver = saver
-        self._rule = rule
-        self._history = history
+        self._schedules = schedules if saver is not None else ()
         self._save_training = save
         self._stop = stop
-        self._events = events
         self._step = first_step
         self._max_steps = max_steps
         self._rank = rank
-        self._last_saved_step = first_step
-        self._num_saves = 0
-        self._any_saving = False
-        self._decision = SaveDecision(save=False, reason="")
-        self._meter = SaveCostMeter(history)
+        self._announce = announce
+        self._saving: frozenset[Tier] = frozenset()
+        self._reasons: dict[Tier, str] = {}
+        self._told_s = 0.0
         self._began_s = self._boundary_s = time.perf_counter()
         self._is_disturbed = True  # the first step warms up
         self._stood_still_s = 0.0
@@ -81,33 +71,29 @@ class AdaptiveCheckpoint(Callback):
         self.was_preempted = False
 
     def notes(self) -> dict[str, float]:
-        """This rank's part of the step report: stop, busy, and on rank 0 whether to save."""
-        is_saving = self._saver is not None and self._saver.is_busy()
-        if self._rank == 0 and self._saver is not None:
-            self._decision = self._decide(save_in_flight=is_saving or self._any_saving)
+        """This rank's part of the step report: stop, busy, and on rank 0 what to save to."""
+        busy = self._saver.busy_tiers() if self._saver is not None else frozenset()
+        if self._rank == 0:
+            self._reasons = self._decide(busy | self._saving)
         return {
             "stop_signal": float(self._stop.signal_number),
-            "is_saving": float(is_saving),
-            "wants_save": float(self._decision.save),
+            "is_saving": to_number(busy),
+            "wants_save": to_number(self._reasons),
         }
 
-    def _decide(self, *, save_in_flight: bool) -> SaveDecision:
-        observed = IntervalObservation(
-            mtbf=self._history.rates.estimate(time.perf_counter() - self._began_s),
-            step_times_s=self._meter.step_times_s,
-            save_costs_s=self._meter.save_costs_s,
-            persist_times_s=self._meter.persist_times_s,
-            num_saves_started=self._num_saves,
-        )
-        return decide_save(
-            SaveObservation(
-                step=self._step + 1,
-                last_saved_step=self._last_saved_step,
-                interval=decide_interval(self._rule, observed),
-                is_final=self._step + 1 >= self._max_steps,
-                save_in_flight=save_in_flight and self._step + 1 < self._max_steps,
+    def _decide(self, saving: frozenset[Tier]) -> dict[Tier, str]:
+        """Rank 0: the tiers to save to, and why."""
+        elapsed_s = time.perf_counter() - self._began_s
+        reasons: dict[Tier, str] = {}
+        for schedule in self._schedules:
+            decision = schedule.decide(
+                self._step + 1, elapsed_s, save_in_flight=schedule.tier in saving
             )
-        )
+            if decision.save:
+                reasons[schedule.tier] = decision.reason
+        if reasons and self._schedules[0].tier in saving and self._step + 1 < self._max_steps:
+            return {}  # what goes further goes through the nearest tier
+        return reasons
 
     @override
     def on_train_batch_end(
@@ -121,12 +107,14 @@ class AdaptiveCheckpoint(Callback):
         self._step = trainer.global_step
         self._measure_step()
         reports = self._source.finished_step.reports
-        self._any_saving = any(report.is_saving for report in reports)
+        self._saving = frozenset().union(*(from_number(report.is_saving) for report in reports))
         signal_number = int(max(report.stop_signal for report in reports))
-        if reports[0].wants_save or signal_number:
-            reason = f"stop by signal {signal_number}" if signal_number else self._decision.reason
-            self.save_now(reason)
+        if signal_number:
+            self.save_now(f"stop by signal {signal_number}")
+        elif reports[0].wants_save:
+            self._save(from_number(reports[0].wants_save), "; ".join(self._reasons.values()))
         self._collect()
+        self._tell_progress()
         if signal_number and self._step < self._max_steps:
             self.was_preempted = True
             trainer.should_stop = True
@@ -139,45 +127,64 @@ class AdaptiveCheckpoint(Callback):
         if self._saver is not None:
             began_s = time.perf_counter()
             self._saver.finish_staging()
-            waited_s = time.perf_counter() - began_s
-            self._stood_still_s += waited_s
-            self._source.exclude_from_pace(waited_s)
+            self._stand_still(time.perf_counter() - began_s)
 
     def save_now(self, reason: str) -> None:
         """Save the step that has just ended, unless that is done or checkpoints are off.
 
         All ranks call it at the same step boundary, once this callback knows that the step ended.
         """
-        if self._saver is not None and self._step > self._last_saved_step:
-            self._source.exclude_from_pace(self._save(reason))
+        behind = [s.tier for s in self._schedules if self._step > s.last_saved_step]
+        if behind:
+            self._save([schedule.tier for schedule in self._schedules], reason)
 
     def _measure_step(self) -> None:
         """Note the time of a step, without what it stood still for."""
         now_s = time.perf_counter()
-        self._meter.step_ended(
-            now_s - self._boundary_s - self._stood_still_s,
-            is_disturbed=self._is_disturbed or self._any_saving,
-        )
+        for schedule in self._schedules:
+            schedule.step_ended(
+                now_s - self._boundary_s - self._stood_still_s,
+                is_disturbed=self._is_disturbed or bool(self._saving),
+            )
         self._boundary_s, self._stood_still_s, self._is_disturbed = now_s, 0.0, False
 
-    def _save(self, reason: str) -> float:
-        """Start a save; returns the seconds that training stood still."""
+    def _save(self, tiers: Collection[Tier], reason: str) -> None:
+        """Start a save; training stands still meanwhile. What goes further goes to the nearest."""
         began_s = time.perf_counter()
-        self._meter.save_began()
-        self._save_training(self._step, reason)
-        self._last_saved_step = self._step
-        self._num_saves += 1
+        wanted = {self._schedules[0].tier, *tiers}
+        for schedule in self._schedules:
+            if schedule.tier in wanted:
+                schedule.save_began(self._step)
+        self._save_training(self._step, reason, wanted)
         self._is_disturbed = True
-        stall_s = time.perf_counter() - began_s
-        self._stood_still_s += stall_s
-        return stall_s
+        self._stand_still(time.perf_counter() - began_s)
+
+    def _stand_still(self, seconds: float) -> None:
+        self._stood_still_s += seconds
+        self._source.exclude_from_pace(seconds)
 
     def _collect(self) -> None:
         """Take in saves that have ended since the last step."""
         if self._saver is None:
             return
         for outcome in self._saver.poll():
-            self._meter.save_ended(outcome.stall_s, outcome.persist_s, is_committed=outcome.ok)
+            for schedule in self._schedules:
+                if schedule.tier == outcome.tier:
+                    schedule.save_ended(outcome)
+
+    def _tell_progress(self) -> None:
+        """Rank 0: say every few seconds how far a long save is."""
+        progress = self._saver.progress() if self._saver is not None and self._rank == 0 else None
+        now_s = time.perf_counter()
+        if progress is None:
+            self._told_s = now_s
+        elif now_s - self._told_s >= PROGRESS_INTERVAL_S:
+            self._told_s = now_s
+            share = progress.num_bytes / max(1, progress.size_bytes)
+            self._announce(
+                f"checkpoint of step {progress.step} to {progress.tier}: {share:.0%} of rank 0's "
+                f"{progress.size_bytes / 1e9:.3g} GB written after {progress.taken_s:.0f} s"
+            )
 
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -187,9 +194,7 @@ class AdaptiveCheckpoint(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A step with a validation in it says nothing about step times, measured or emulated.
         self._is_disturbed = True
-        taken_s = time.perf_counter() - self._validation_began_s
-        self._stood_still_s += taken_s
-        self._source.exclude_from_pace(taken_s)
+        self._stand_still(time.perf_counter() - self._validation_began_s)
 
     @override
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

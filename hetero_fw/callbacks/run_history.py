@@ -15,8 +15,21 @@ from hetero_fw.policies import (
     AttemptRecord,
     DeviceGroup,
     FailureRates,
+    Tier,
     learn_failure_rates,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveHistory:
+    """What committed saves to one tier have taken.
+
+    Attributes:
+        costs_s: stall of each; `persist_times_s` what writing it took.
+    """
+
+    costs_s: tuple[float, ...] = ()
+    persist_times_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +38,11 @@ class RunHistoryFacts:
 
     Attributes:
         rates: how often each group of devices fails.
-        save_costs_s: stall of each committed save; `persist_times_s` what writing them took.
+        saves: by tier.
     """
 
     rates: FailureRates
-    save_costs_s: tuple[float, ...] = ()
-    persist_times_s: tuple[float, ...] = ()
+    saves: Mapping[Tier, SaveHistory]
 
 
 def read_facts(
@@ -48,8 +60,15 @@ def read_facts(
     ]
     return RunHistoryFacts(
         rates=learn_failure_rates(groups, prior_mtbf_s, _attempt_records(events, plan)),
-        save_costs_s=tuple(e["stall_s"] for e in committed if "stall_s" in e),
-        persist_times_s=tuple(e["persist_s"] for e in committed if "persist_s" in e),
+        saves={tier: _save_history(committed, tier) for tier in Tier},
+    )
+
+
+def _save_history(committed: Sequence[Mapping[str, Any]], tier: Tier) -> SaveHistory:
+    of_tier = [e for e in committed if e.get("tier", Tier.STORAGE) == tier]
+    return SaveHistory(
+        costs_s=tuple(e["stall_s"] for e in of_tier if "stall_s" in e),
+        persist_times_s=tuple(e["persist_s"] for e in of_tier if "persist_s" in e),
     )
 
 

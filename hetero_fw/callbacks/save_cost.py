@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from hetero_fw.callbacks.run_history import RunHistoryFacts
+from hetero_fw.callbacks.run_history import SaveHistory
 
 _RECENT_STEPS = 50
 _RECENT_SAVES = 9
@@ -14,15 +14,15 @@ _ENOUGH_SAVES = 3
 
 
 class SaveCostMeter:
-    """Told of every step and every save of one rank, in order.
+    """Told of every step and every save of one rank to one tier, in order.
 
     The cost of a save is its stall and what the steps took longer than usual from its start until
     its outcome was known.
     """
 
-    def __init__(self, history: RunHistoryFacts) -> None:
+    def __init__(self, history: SaveHistory) -> None:
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._old_costs_s = history.save_costs_s[-_RECENT_SAVES:]
+        self._old_costs_s = history.costs_s[-_RECENT_SAVES:]
         self._costs_s: deque[float] = deque(maxlen=_RECENT_SAVES)
         self._persist_times_s = deque(history.persist_times_s, maxlen=_RECENT_SAVES)
         self._slowdown_s = 0.0

@@ -34,6 +34,7 @@ from hetero_fw.checkpoint.manifest import (
     read_manifest,
 )
 from hetero_fw.checkpoint.node_place import NodePlace
+from hetero_fw.checkpoint.node_roles import NodeRoles
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
@@ -46,7 +47,6 @@ from hetero_fw.checkpoint.training_state import (
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import export_weights, load_weights
-from hetero_fw.checkpoint.writer import NodeRoles
 from hetero_fw.checkpoint.writer_process import WriterProcess
 
 __all__ = [

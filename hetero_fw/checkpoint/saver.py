@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +17,27 @@ from hetero_fw.checkpoint.directories import checkpoint_name
 from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
 from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.node_place import NodePlace
+from hetero_fw.checkpoint.node_roles import NodeRoles
 from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.route import Route, Target
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
-from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
+from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
+from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_layout import (
     SaveLayout,
     Structure,
     agree_on_layout,
     structure_of,
 )
-from hetero_fw.checkpoint.staging import StagingBuffer, StagingCopy
+from hetero_fw.checkpoint.stager import Rest, Stager
 from hetero_fw.checkpoint.verdict import VerdictBoard
 from hetero_fw.checkpoint.writer import (
     CLEAR_UP_S,
     VERDICT_GRACE,
-    NodeRoles,
     OnEvent,
-    SafeStep,
-    SaveJob,
     TierWriter,
 )
 from hetero_fw.checkpoint.writer_process import WriterProcess
-from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.policies import RetentionRule, Tier
 
@@ -109,11 +108,7 @@ class CheckpointSaver:
         self._world_size = world_size
         self._process_group = process_group
         self._is_async = is_async
-        self._overlaps_staging = overlaps_staging
         self._plan_fingerprint = plan_fingerprint
-        self._timeout_s = timeout_s
-        is_shared = any(isinstance(item, WriterProcess) for item in (executor, node_executor))
-        self._staging = StagingBuffer(is_shared=is_shared)
         safe = SafeStep(safe_step)
 
         def writer(
@@ -146,13 +141,19 @@ class CheckpointSaver:
             )
         # Nearest first.
         self._writers = [w for w in (self._local, self._storage) if w is not None]
-        self._upload = threading.Lock()
+        self._stager = Stager(
+            is_shared=any(isinstance(item, WriterProcess) for item in (executor, node_executor)),
+            executors=[item.executor for item in self._writers],
+            overlaps=overlaps_staging,
+            # Every save ends by itself before that, as a failure if need be.
+            wait_s=VERDICT_GRACE * timeout_s + CLEAR_UP_S,
+            on_point=on_point,
+            on_staged=self._tell_staged,
+        )
+        self._route = Route(self._stager, timeout_s=timeout_s, is_foreground=not is_async)
         self._on_point = on_point
         self._layout: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
-        self._current: SaveJob | None = None
-        self._staging_is_free = threading.Event()
-        self._staging_is_free.set()
         self._in_flight: list[tuple[Tier, SaveHandle]] = []
         self._unreported: list[SaveHandle] = []
 
@@ -212,19 +213,14 @@ class CheckpointSaver:
             started_at_s=started_at_s,
             setup_s=setup_s,
         )
-        rest = self._begin_staging(job, tensors, state, frozenset(changing))
+        self._take_state(job, state)
+        rest = self._stager.begin(job, tensors, frozenset(changing))
         self._start(job, rest, list(zip(writers, handles, strict=True)))
         return handles[0]
 
     def finish_staging(self) -> None:
         """Wait until the tensors of the save that was started last may be changed; bounded."""
-        job = self._current
-        if job is None or job.is_staged.is_set():
-            return
-        began_s = time.monotonic()
-        if not job.is_staged.wait(self._timeout_s):
-            job.error = f"staging took longer than {self._timeout_s:.0f} s"
-        job.stall_s += time.monotonic() - began_s
+        self._stager.wait()
 
     def busy_tiers(self) -> frozenset[Tier]:
         """Tiers that a save of this rank is on its way to."""
@@ -236,12 +232,18 @@ class CheckpointSaver:
         return bool(self.busy_tiers())
 
     def progress(self) -> SaveProgress | None:
-        """How far the save in flight is on this rank; None if there is none."""
-        job = self._current
-        if job is None or job.handle.is_done:
+        """How far the save in flight is on this rank, on its way to the last tier; else None."""
+        jobs = [
+            (Tier.STORAGE, self._route.uploading),
+            (self._writers[0].tier, self._stager.current),
+        ]
+        running = [(tier, job) for tier, job in jobs if job is not None and not job.handle.is_done]
+        if not running:
             return None
+        tier, job = running[0]
         return SaveProgress(
             step=job.spec.step,
+            tier=tier,
             num_bytes=job.num_bytes_done,
             size_bytes=job.layout.own.size,
             taken_s=time.monotonic() - job.started_at_s,
@@ -309,125 +311,35 @@ class CheckpointSaver:
             on_point=self._on_point,
         )
 
-    def _begin_staging(
-        self,
-        job: SaveJob,
-        tensors: Mapping[str, torch.Tensor],
-        state: Mapping[str, Any],
-        changing: frozenset[str],
-    ) -> _Rest | None:
-        """Copy what changes soon; returns what is left to copy, None if nothing is."""
-        rest = None
-        try:
-            if self._rank == 0:
-                job.spec.state.update(json.loads(json.dumps(state)))
-            job.postponed_s = self._wait_for_previous()
-            job.has_staging = True
-            self._current = job
-            prepare_at_s = time.monotonic()
-            self._on_point(SavePoint.STAGING)
-            self._prepare(job, tensors)
-            job.setup_s += time.monotonic() - prepare_at_s
-            copies = self._staging.resolve(job.layout.own, job.layout.planner, tensors)
-            mark = self._staging.mark()
-            if self._overlaps_staging:
-                later = [item for item in copies if item.fqn not in changing]
-                rest = _Rest(copies=later, after=mark)
-                copies = [item for item in copies if item.fqn in changing]
-            self._staging.copy(copies, mark)
-        except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
-            job.error, rest = f"cannot stage: {error}", None
-        taken_s = time.monotonic() - job.started_at_s
-        job.stall_s = taken_s - job.setup_s - job.postponed_s
-        if rest is None:
-            self._end_staging(job)
-        return rest
-
-    def _prepare(self, job: SaveJob, tensors: Mapping[str, torch.Tensor]) -> None:
-        before = self._staging.memory
-        self._staging.prepare(job.layout.own, tensors)
-        memory = self._staging.memory
-        if memory is not None and memory is not before:
-            for writer in self._writers:
-                writer.executor.attach(memory)
-
-    def _end_staging(self, job: SaveJob) -> None:
-        if job.error is None:
+    def _take_state(self, job: SaveJob, state: Mapping[str, Any]) -> None:
+        if self._rank == 0:
             try:
-                self._on_point(SavePoint.STAGED)
-            except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
-                job.error = f"cannot stage: {error}"
-        job.staged_at_s = time.monotonic()
-        job.is_staged.set()
-        if job.error is None:
-            self._storage.emit(
-                EventName.CHECKPOINT_STAGED,
-                job.spec.step,
-                stall_s=job.stall_s,
-                setup_s=job.setup_s,
-                postponed_s=job.postponed_s,
-                bytes=job.layout.own.size,
-            )
+                job.spec.state.update(json.loads(json.dumps(state)))
+            except (TypeError, ValueError, RecursionError) as error:
+                job.error = f"the state is no JSON: {error}"
 
-    def _wait_for_previous(self) -> float:
-        started_at_s = time.monotonic()
-        # Every save ends by itself before that, as a failure if need be.
-        if not self._staging_is_free.wait(VERDICT_GRACE * self._timeout_s + CLEAR_UP_S):
-            raise CheckpointError("the save before still needs the staging memory")
-        self._staging_is_free.clear()
-        return time.monotonic() - started_at_s
+    def _tell_staged(self, job: SaveJob) -> None:
+        self._storage.emit(
+            EventName.CHECKPOINT_STAGED,
+            job.spec.step,
+            stall_s=job.stall_s,
+            setup_s=job.setup_s,
+            postponed_s=job.postponed_s,
+            bytes=job.layout.own.size,
+        )
 
-    def _start(
-        self, job: SaveJob, rest: _Rest | None, targets: list[tuple[TierWriter, SaveHandle]]
-    ) -> None:
+    def _start(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
         if not self._is_async:
-            self._run(job, rest, targets)
+            self._route.run(job, rest, targets)
             return
         self._in_flight += [(writer.tier, handle) for writer, handle in targets]
         # A thread of its own for each save: whatever ends it, the next save has a fresh one.
         threading.Thread(
-            target=self._run,
+            target=self._route.run,
             args=(job, rest, targets),
             name=f"checkpoint-writer-{job.spec.step}",
             daemon=True,
         ).start()
-
-    def _run(
-        self, job: SaveJob, rest: _Rest | None, targets: list[tuple[TierWriter, SaveHandle]]
-    ) -> None:
-        holds_staging = job.has_staging
-        try:
-            if rest is not None:
-                self._finish_copies(job, rest)
-            (first, _), *further = targets
-            outcome = first.run(job, is_foreground=not self._is_async)
-            for writer, handle in further:
-                if outcome.ok and holds_staging:
-                    # The next save need not wait for the slow storage.
-                    holds_staging = False
-                    self._staging_is_free.set()
-                self._run_upload(writer, _upload_of(job, handle, outcome))
-        finally:
-            if holds_staging:
-                self._staging_is_free.set()
-
-    def _finish_copies(self, job: SaveJob, rest: _Rest) -> None:
-        try:
-            self._staging.copy(rest.copies, rest.after)
-        except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
-            job.error = f"cannot stage: {error}"
-        self._end_staging(job)
-
-    def _run_upload(self, writer: TierWriter, job: SaveJob) -> None:
-        has_turn = self._upload.acquire(timeout=VERDICT_GRACE * self._timeout_s)
-        try:
-            job.staged_at_s = time.monotonic()
-            if not has_turn:
-                job.error = "an earlier upload has not ended"
-            writer.run(job, is_foreground=not self._is_async)
-        finally:
-            if has_turn:
-                self._upload.release()
 
     def _fail_planning(
         self, handles: Sequence[SaveHandle], reason: str, started_at_s: float
@@ -443,23 +355,6 @@ class CheckpointSaver:
             )
 
 
-def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
-    """The same save on its way to the storage: from this node's file, if that is published."""
-    source = None
-    if local.ok and local.path is not None:
-        source = local.path / job.layout.own.file_name
-    return SaveJob(
-        handle=handle,
-        sequence=job.sequence,
-        spec=replace(job.spec, token=f"{job.spec.token}u"),
-        layout=job.layout,
-        may_be_infinite=None if local.ok else job.may_be_infinite,
-        started_at_s=job.started_at_s,
-        error=job.error,
-        source=source,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeTier:
     """The node directories of this attempt, and who does what about them."""
@@ -473,14 +368,7 @@ class SaveProgress:
     """How far a save is on one rank, in bytes of its shard."""
 
     step: int
+    tier: Tier
     num_bytes: int
     size_bytes: int
     taken_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rest:
-    """What is left to copy, and the mark in the device's work that it waits for."""
-
-    copies: list[StagingCopy]
-    after: torch.cuda.Event | None

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from hetero_fw.checkpoint.commit import SaveSpec, build_manifest
+from hetero_fw.checkpoint.commit import build_manifest
 from hetero_fw.checkpoint.executor import Executor, StorageHangs
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies, Withdraw
+from hetero_fw.checkpoint.node_roles import (
+    MANIFEST_TOPIC,
+    NodeRoles,
+    address_topic,
+    published_topic,
+)
 from hetero_fw.checkpoint.place import AnyPath, Place
 from hetero_fw.checkpoint.replicas import ReplicaAddress
-from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_handle import SaveOutcome
+from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
-from hetero_fw.checkpoint.shard_layout import SaveLayout
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
@@ -32,87 +36,9 @@ PUBLISH_GRACE = 1.15
 VERDICT_GRACE = 1.25
 CLEAR_UP_S = 5.0
 
-_MANIFEST = "manifest"
-
 OnEvent = Callable[[str, int | None, dict[str, Any]], None]
 
 logger = logging.getLogger(__name__)
-
-
-def _address_of(rank: int) -> str:
-    return f"address/{rank}"
-
-
-def _published_by(rank: int) -> str:
-    return f"published/{rank}"
-
-
-@dataclass(kw_only=True)
-class SaveJob:
-    """One save on its way from `save` to its outcome.
-
-    Attributes:
-        sequence: number of the `save` call it comes from.
-        started_at_s: when `save` was called, by the monotonic clock; `staged_at_s` when the
-            tensors were free again.
-        stall_s: how long this rank's training stood still, as far as it recurs with every save.
-        is_staged: set when `staged_at_s` and `error` are final.
-        error: why this rank cannot take part, None if it can.
-        has_staging: whether the staging memory is this save's.
-        source: file with the bytes; None: the staging memory.
-        num_bytes_done: of this rank's part.
-        storage_hangs: whether clearing up would hang as well.
-    """
-
-    handle: SaveHandle
-    sequence: int
-    spec: SaveSpec
-    layout: SaveLayout
-    may_be_infinite: frozenset[str] | None
-    started_at_s: float
-    staged_at_s: float = 0.0
-    stall_s: float = 0.0
-    setup_s: float = 0.0
-    postponed_s: float = 0.0
-    is_staged: threading.Event = field(default_factory=threading.Event)
-    error: str | None = None
-    has_staging: bool = False
-    source: Path | None = None
-    num_bytes_done: int = 0
-    storage_hangs: bool = False
-
-
-@dataclass
-class SafeStep:
-    """The newest step that is published anywhere: what a restart goes on from."""
-
-    step: int | None
-
-    def tell(self) -> str:
-        if self.step is None:
-            return "no checkpoint is safe yet, a restart begins at step 0"
-        return f"step {self.step} is safe, a restart goes on from it"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRoles:
-    """Who does what in a tier of directories of the nodes themselves.
-
-    Attributes:
-        leaders: one rank of each node, which publishes there; rank 0 is one of them.
-        receivers: ranks of other nodes whose writers take copies of this rank's part.
-        host: address at which this rank's writer takes copies.
-    """
-
-    leaders: tuple[int, ...]
-    receivers: tuple[int, ...]
-    host: str
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """What ranks tell each other in a save, at most."""
-        ranks = range(max((*self.leaders, *self.receivers)) + 1)
-        return (_MANIFEST, *map(_address_of, ranks), *map(_published_by, self.leaders))
 
 
 class TierWriter:
@@ -242,9 +168,9 @@ class TierWriter:
             TakeCopies(place=self._place, host=self._roles.host), deadline_s=deadline_s
         )
         token = job.spec.token
-        self._board.tell(token, _address_of(self._rank), json.dumps(asdict(own)))
+        self._board.tell(token, address_topic(self._rank), json.dumps(asdict(own)))
         peers = [
-            ReplicaAddress(**json.loads(self._board.hear(token, _address_of(rank), deadline_s)))
+            ReplicaAddress(**json.loads(self._board.hear(token, address_topic(rank), deadline_s)))
             for rank in self._roles.receivers
         ]
         return self._place.sending_to(tuple(peers))
@@ -266,16 +192,16 @@ class TierWriter:
         """Publish this node's part of the checkpoint and tell rank 0; whether it is published."""
         token = job.spec.token
         try:
-            manifest = Manifest.from_json(self._board.hear(token, _MANIFEST, deadline_s))
+            manifest = Manifest.from_json(self._board.hear(token, MANIFEST_TOPIC, deadline_s))
         except CheckpointError:
             return False  # the save has failed; the verdict says why
         try:
             task = Publish(place=self._place, spec=job.spec, manifest=manifest)
             self.executor.run(task, deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001  # rank 0 waits for an answer
-            self._board.tell(token, _published_by(self._rank), str(error) or repr(error))
+            self._board.tell(token, published_topic(self._rank), str(error) or repr(error))
             return False
-        self._board.tell(token, _published_by(self._rank), "")
+        self._board.tell(token, published_topic(self._rank), "")
         return True
 
     def _publish(self, job: SaveJob, manifest: Manifest) -> None:
@@ -283,12 +209,12 @@ class TierWriter:
         deadline_s = job.staged_at_s + PUBLISH_GRACE * self._timeout_s
         others = [r for r in self._roles.leaders if r != self._rank] if self._roles else []
         if others:
-            self._board.tell(job.spec.token, _MANIFEST, manifest.to_json())
+            self._board.tell(job.spec.token, MANIFEST_TOPIC, manifest.to_json())
         task = Publish(place=self._place, spec=job.spec, manifest=manifest)
         self.executor.run(task, deadline_s=deadline_s)
         try:
             for rank in others:
-                problem = self._board.hear(job.spec.token, _published_by(rank), deadline_s)
+                problem = self._board.hear(job.spec.token, published_topic(rank), deadline_s)
                 if problem:
                     raise CheckpointError(f"rank {rank}: {problem}")
         except CheckpointError:

@@ -19,8 +19,8 @@ class StepReport:
         compute_s: time this rank's device was busy with its share.
         memory_bytes: memory the rank holds.
         stop_signal: number of the signal that asks for a stop, 0 if none.
-        is_saving: 1.0 while the rank still writes an earlier checkpoint.
-        wants_save: 1.0 if rank 0 decided to save after this step.
+        is_saving: tiers that the rank still writes an earlier checkpoint to, each a power of 2.
+        wants_save: tiers that rank 0 decided to save to after this step, likewise.
         emergency: what asks for an emergency save after this step, 0 if nothing does: the place of
             a `Measure`, counted from 1, or the number of a signal below zero.
     """

@@ -25,6 +25,7 @@ class SaveObservation:
         interval: what `decide_interval` chose.
         is_final: no step follows this one.
         save_in_flight: a save of this or any other rank is still being written.
+        num_postponed: steps in a row for which this save has been postponed.
     """
 
     step: int
@@ -32,6 +33,7 @@ class SaveObservation:
     interval: IntervalDecision
     is_final: bool = False
     save_in_flight: bool = False
+    num_postponed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ def decide_save(observed: SaveObservation) -> SaveDecision:
         return SaveDecision(
             save=False, is_postponed=True, reason=f"postponed, the last save is in flight: {due}"
         )
+    if observed.num_postponed:
+        due += f"; postponed {observed.num_postponed} steps by the save before"
     return SaveDecision(save=True, reason=due)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from hetero_fw.callbacks import AdaptiveCheckpoint, read_facts
+from hetero_fw.callbacks import AdaptiveCheckpoint, TierSchedule, read_facts
+from hetero_fw.callbacks.tier_schedule import to_number
 from hetero_fw.checkpoint import CheckpointSaver, DirectoryPlace, claim_attempt
-from hetero_fw.monitoring import EventLog
-from hetero_fw.policies import IntervalPolicy, IntervalRule
+from hetero_fw.policies import IntervalPolicy, IntervalRule, Tier
 from tests.unit.callbacks.examples import Source, Stop, Trainer, report, result
 
 MAX_STEPS = 10
+STORAGE = to_number([Tier.STORAGE])
 
 
 @dataclass(kw_only=True)
@@ -49,10 +50,6 @@ class Fixture:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._events = EventLog(folder / "events.jsonl", 0, 0)
-
-    def close(self) -> None:
-        self._events.close()
 
     def training(
         self, *, policy: IntervalPolicy = IntervalPolicy.FIXED, first_step: int = 0, rank: int = 0
@@ -61,20 +58,27 @@ class Fixture:
         saves: list[tuple[int, str]] = []
         saver = self._saver() if policy is not IntervalPolicy.NONE else None
 
-        def save(step: int, reason: str) -> None:
+        def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
             assert saver is not None
             saves.append((step, reason))
-            saver.save(step, {"weight": torch.full((3,), float(step))}, {}, reason=reason)
+            tensors = {"weight": torch.full((3,), float(step))}
+            saver.save(step, tensors, {}, reason=reason, tiers=tiers)
 
         rule = IntervalRule(policy=policy, interval_steps=4, first_save_step=2)
         callback = AdaptiveCheckpoint(
             source=source,
             saver=saver,
-            rule=rule,
-            history=read_facts([], source.plan, rule.prior_mtbf_s),
+            schedules=[
+                TierSchedule(
+                    Tier.STORAGE,
+                    rule,
+                    read_facts([], source.plan, rule.prior_mtbf_s),
+                    first_step=first_step,
+                    max_steps=MAX_STEPS,
+                )
+            ],
             save=save,
             stop=stop,
-            events=self._events,
             first_step=first_step,
             max_steps=MAX_STEPS,
             rank=rank,
@@ -100,10 +104,8 @@ class Fixture:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Fixture]:
-    fixture = Fixture(tmp_path)
-    yield fixture
-    fixture.close()
+def made(tmp_path: Path) -> Fixture:
+    return Fixture(tmp_path)
 
 
 def test_saves_at_the_interval_and_at_the_end(made: Fixture) -> None:
@@ -135,7 +137,7 @@ def test_other_ranks_do_as_rank_0_was_heard(made: Fixture) -> None:
     training = made.training(rank=1)
     training.step()
     assert training.callback.notes()["wants_save"] == 0.0
-    training.source.finished_step = result([report(wants_save=1.0), report()])
+    training.source.finished_step = result([report(wants_save=STORAGE), report()])
     training.trainer.global_step += 1
     module: Any = None
     training.callback.on_train_batch_end(training.trainer, module, None, None, 0)
@@ -145,8 +147,8 @@ def test_other_ranks_do_as_rank_0_was_heard(made: Fixture) -> None:
 def test_postponed_while_another_rank_is_still_saving(made: Fixture) -> None:
     training = made.training()
     for _ in range(3):
-        training.step(is_saving=1.0)
-    training.step(is_saving=1.0)
+        training.step(is_saving=STORAGE)
+    training.step(is_saving=STORAGE)
     assert training.saved_steps == []
     training.step()
     # What the other rank said last is known only now.
@@ -157,7 +159,7 @@ def test_postponed_while_another_rank_is_still_saving(made: Fixture) -> None:
 def test_final_save_waits_for_nobody(made: Fixture) -> None:
     training = made.training()
     for _ in range(MAX_STEPS):
-        training.step(is_saving=1.0)
+        training.step(is_saving=STORAGE)
     assert training.saved_steps == [MAX_STEPS]
 
 

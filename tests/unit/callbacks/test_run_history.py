@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hetero_fw.callbacks import read_facts
+from hetero_fw.callbacks import SaveHistory, read_facts
+from hetero_fw.policies import Tier
 from tests.unit.planning.examples import plan
 
 PLAN = plan()
@@ -37,7 +38,7 @@ def mtbf_s(events: list[dict[str, Any]]) -> float:
 def test_a_fresh_run_has_the_prior() -> None:
     facts = read_facts([], PLAN, 10_800.0)
     assert facts.rates.estimate(0.0).mtbf_s == pytest.approx(10_800.0)
-    assert facts.save_costs_s == facts.persist_times_s == ()
+    assert facts.saves[Tier.STORAGE] == SaveHistory()
 
 
 def test_costs_of_committed_saves_are_read() -> None:
@@ -45,10 +46,11 @@ def test_costs_of_committed_saves_are_read() -> None:
         event(0, 1.0, "checkpoint_committed", step=1, stall_s=0.5, persist_s=2.0),
         event(0, 2.0, "checkpoint_failed", step=2, stall_s=9.0),
         event(1, 3.0, "checkpoint_committed", step=3),
+        event(1, 4.0, "checkpoint_committed", step=4, stall_s=0.1, persist_s=0.2, tier="local"),
     ]
     facts = read_facts(events, PLAN, 10_800.0)
-    assert facts.save_costs_s == (0.5,)
-    assert facts.persist_times_s == (2.0,)
+    assert facts.saves[Tier.STORAGE] == SaveHistory(costs_s=(0.5,), persist_times_s=(2.0,))
+    assert facts.saves[Tier.LOCAL] == SaveHistory(costs_s=(0.1,), persist_times_s=(0.2,))
 
 
 @pytest.mark.parametrize("has_group", [True, False])

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hetero_fw.callbacks import RunHistoryFacts, SaveCostMeter
-from hetero_fw.hardware import DeviceKind
-from hetero_fw.policies import DeviceGroup, learn_failure_rates
+from hetero_fw.callbacks import SaveCostMeter, SaveHistory
 
 
 def meter(*old_costs_s: float) -> SaveCostMeter:
-    group = DeviceGroup(name="a100", kind=DeviceKind.CUDA, num_devices=1)
-    rates = learn_failure_rates([group], 10800.0, [])
-    made = SaveCostMeter(RunHistoryFacts(rates=rates, save_costs_s=old_costs_s))
+    made = SaveCostMeter(SaveHistory(costs_s=old_costs_s))
     for taken_s in (1.0, 1.2, 0.8):
         made.step_ended(taken_s, is_disturbed=False)
     return made

@@ -342,6 +342,6 @@ def test_staging_reuses_its_buffer(tmp_path: Path) -> None:
     addresses = set()
     for step in range(3):
         save(saver, step, weights(step))
-        assert saver._staging.memory is not None
-        addresses.add(saver._staging.memory.tensor.data_ptr())
+        assert saver._stager._buffer.memory is not None
+        addresses.add(saver._stager._buffer.memory.tensor.data_ptr())
     assert len(addresses) == 1

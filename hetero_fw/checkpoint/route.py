@@ -1,0 +1,80 @@
+"""The way of a staged save through its tiers, nearest first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_job import SaveJob
+from hetero_fw.checkpoint.stager import Rest, Stager
+from hetero_fw.checkpoint.writer import VERDICT_GRACE, TierWriter
+
+Target = tuple[TierWriter, SaveHandle]
+
+
+class Route:
+    """Runs saves from the end of their staging to their last tier, each in the caller's thread.
+
+    Args:
+        stager: told when a save needs the staging memory no more: as soon as it is published in a
+            nearer tier, from whose files it goes on.
+        timeout_s: of one tier; bounds the wait for an earlier save on its way to a further one.
+        is_foreground: training waits for the end.
+    """
+
+    def __init__(self, stager: Stager, *, timeout_s: float, is_foreground: bool) -> None:
+        self._stager = stager
+        self._timeout_s = timeout_s
+        self._is_foreground = is_foreground
+        self._turn = threading.Lock()
+        self.uploading: SaveJob | None = None
+
+    def run(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
+        """Bring the job to all its targets and set their handles, whatever happens."""
+        holds_staging = job.has_staging
+        try:
+            if rest is not None:
+                self._stager.finish(job, rest)
+            (first, _), *further = targets
+            outcome = first.run(job, is_foreground=self._is_foreground)
+            for writer, handle in further:
+                if outcome.ok and holds_staging:
+                    # The next save need not wait for the slow storage.
+                    holds_staging = False
+                    self._stager.release()
+                self._upload(writer, _upload_of(job, handle, outcome))
+        finally:
+            if holds_staging:
+                self._stager.release()
+
+    def _upload(self, writer: TierWriter, job: SaveJob) -> None:
+        has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)
+        try:
+            job.staged_at_s = time.monotonic()
+            self.uploading = job
+            if not has_turn:
+                job.error = "an earlier upload has not ended"
+            writer.run(job, is_foreground=self._is_foreground)
+        finally:
+            if has_turn:
+                self._turn.release()
+
+
+def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
+    """The same save on its way to the storage: from this node's file, if that is published."""
+    source = None
+    if local.ok and local.path is not None:
+        source = local.path / job.layout.own.file_name
+    return SaveJob(
+        handle=handle,
+        sequence=job.sequence,
+        spec=replace(job.spec, token=f"{job.spec.token}u"),
+        layout=job.layout,
+        may_be_infinite=None if local.ok else job.may_be_infinite,
+        started_at_s=job.started_at_s,
+        error=job.error,
+        source=source,
+    )
