@@ -69,7 +69,7 @@ class CheckpointSaver:
         plan_fingerprint: stored in the manifest.
         on_event: called with event name, step and fields, also from the writer's thread.
         timeout_s: longest time from the end of staging until every rank's part is on storage; the
-            verdict comes at most a quarter later.
+            verdict comes at most a third later.
         retention: if given, rank 0 prunes by it after each commit.
         on_point: called at every point that a save passes, wherever that is.
         safe_step: step of the checkpoint that the run has continued from, if any.

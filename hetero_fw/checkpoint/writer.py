@@ -30,10 +30,11 @@ from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.policies import RetentionRule, Tier
 
-# Publishing and the verdict come after every rank's part: other ranks give rank 0 this much more
-# time, so that its verdict arrives before they give up.
-PUBLISH_GRACE = 1.15
-VERDICT_GRACE = 1.25
+# A rank's part has the given time. Its report, publishing and the verdict come one after the other,
+# so whoever waits for one of them gives it that much more: what failed first is then the reason.
+COLLECT_GRACE = 1.1
+PUBLISH_GRACE = 1.2
+VERDICT_GRACE = 1.3
 CLEAR_UP_S = 5.0
 
 OnEvent = Callable[[str, int | None, dict[str, Any]], None]
@@ -232,7 +233,8 @@ class TierWriter:
     def _decide(self, job: SaveJob) -> Verdict:
         """Rank 0: publish if every rank has written its shard, and tell everybody."""
         try:
-            reports = self._board.collect(job.spec.token, job.staged_at_s + self._timeout_s)
+            deadline_s = job.staged_at_s + COLLECT_GRACE * self._timeout_s
+            reports = self._board.collect(job.spec.token, deadline_s)
             manifest = build_manifest(job.spec, job.layout.shards, reports)
             self._publish(job, manifest)
             verdict = Verdict(
