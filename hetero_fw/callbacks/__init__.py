@@ -3,6 +3,7 @@
 from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
 from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
 from hetero_fw.callbacks.recording import StepRecorder
+from hetero_fw.callbacks.restore_watch import RestoreWatch
 from hetero_fw.callbacks.run_history import RunHistoryFacts, read_facts
 from hetero_fw.callbacks.save_cost import SaveCostMeter
 
@@ -10,6 +11,7 @@ __all__ = [
     "AdaptiveCheckpoint",
     "EmergencySave",
     "LimitWatch",
+    "RestoreWatch",
     "RunHistoryFacts",
     "SaveCostMeter",
     "StepRecorder",

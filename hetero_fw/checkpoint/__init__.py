@@ -24,7 +24,8 @@ from hetero_fw.checkpoint.fencing import (
     dead_directory,
     fenced_by,
 )
-from hetero_fw.checkpoint.loading import load_checkpoint
+from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
     ChunkEntry,
     FileEntry,
@@ -33,13 +34,23 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.quarantine import (
+    Incident,
+    Quarantine,
+    read_quarantine,
+    record_incident,
+)
+from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.checkpoint.search import TierRoot, find_newest
+from hetero_fw.checkpoint.sources import Rejection
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
+    restore_held_state,
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import export_weights, load_weights
@@ -50,16 +61,22 @@ __all__ = [
     "CheckpointSaver",
     "ChunkEntry",
     "FileEntry",
+    "HeldCheckpoint",
+    "Incident",
     "Likeness",
     "Manifest",
     "Metric",
     "OnPoint",
     "PruneReport",
+    "Quarantine",
+    "Ranks",
+    "Rejection",
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
     "TensorDifference",
     "TensorEntry",
+    "TierRoot",
     "buffer_names",
     "canonical_fqn",
     "checkpoint_path",
@@ -68,6 +85,8 @@ __all__ = [
     "dead_directory",
     "export_weights",
     "fenced_by",
+    "fill_from",
+    "find_newest",
     "find_restorable",
     "flatten_training_state",
     "list_checkpoints",
@@ -77,6 +96,9 @@ __all__ = [
     "published_paths",
     "read_info",
     "read_manifest",
+    "read_quarantine",
+    "record_incident",
+    "restore_held_state",
     "restore_training_state",
     "verify_checkpoint",
     "weights_digest",

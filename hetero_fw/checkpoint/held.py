@@ -39,3 +39,8 @@ class HeldCheckpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors that were read."""
+        return sum(span.num_chunk_bytes for span in self.spans)

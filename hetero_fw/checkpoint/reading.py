@@ -17,7 +17,7 @@ from hetero_fw.checkpoint.spans import Span
 from hetero_fw.errors import CheckpointError
 
 # A piece is hashed while the processor's cache still holds it.
-PIECE_BYTES = 4 * 2**20
+PIECE_BYTES = 2**20
 # Reading and hashing release the interpreter lock; one of them can wait for storage.
 NUM_THREADS = 2
 

@@ -33,6 +33,12 @@ from hetero_fw.policies.mtbf import (
     MtbfEstimate,
     learn_failure_rates,
 )
+from hetero_fw.policies.quarantine import (
+    DivergenceDecision,
+    RestoredTraining,
+    decide_divergence,
+    is_quarantined,
+)
 from hetero_fw.policies.restart import PERMANENT, FailureKind, RestartDecision, decide_restart
 from hetero_fw.policies.retention import (
     CommittedCheckpoint,
@@ -49,6 +55,7 @@ __all__ = [
     "AttemptRecord",
     "CommittedCheckpoint",
     "DeviceGroup",
+    "DivergenceDecision",
     "EmergencyDecision",
     "FailureKind",
     "FailureRates",
@@ -64,17 +71,20 @@ __all__ = [
     "MtbfEstimate",
     "Reading",
     "RestartDecision",
+    "RestoredTraining",
     "RetentionDecision",
     "RetentionRule",
     "SaveDecision",
     "SaveObservation",
     "after_emergency_save",
     "daly_interval_s",
+    "decide_divergence",
     "decide_emergency_save",
     "decide_interval",
     "decide_restart",
     "decide_retention",
     "decide_save",
+    "is_quarantined",
     "learn_failure_rates",
     "linear_scaled_lr",
     "observe_reading",
