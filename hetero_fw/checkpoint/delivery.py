@@ -36,27 +36,32 @@ class Want:
 class Delivery:
     """One checkpoint on its way into tensors; the memory it takes is given back on the way."""
 
-    def __init__(self, held: HeldCheckpoint, wants: Sequence[Want]) -> None:
+    def __init__(self, held: HeldCheckpoint) -> None:
         self._held = held
         self._rank = held.ranks.rank
         self._chunks = [(n, chunk) for n, span in enumerate(held.spans) for chunk in span.chunks]
         self._numbers = {chunk.key: number for number, (_, chunk) in enumerate(self._chunks)}
-        self._here = [want for want in wants if self._owner(want.key) == self._rank]
-        self._away = [want for want in wants if self._owner(want.key) != self._rank]
-        self._needs: list[list[Need]] = []
+        self._here: list[Want] = []
+        self._away: list[Want] = []
+        self._needs: Sequence[Sequence[Need]] = ()
         self._uses: Counter[int] = Counter()
         self._failure: Exception | None = None
         self._outbox = self._inbox = torch.empty(0, dtype=torch.uint8)
 
-    def run(self) -> None:
-        """Copy what is here and exchange the rest. All ranks call it.
+    def prepare(self, wants: Sequence[Want]) -> list[Need]:
+        """Take this rank's wants; returns what other ranks must send for them."""
+        self._here = [want for want in wants if self._owner(want.key) == self._rank]
+        self._away = [want for want in wants if self._owner(want.key) != self._rank]
+        return [self._need(want) for want in self._away]
+
+    def run(self, needs: Sequence[Sequence[Need]]) -> None:
+        """Copy what is here and exchange the rest. All ranks call it, with the needs of all.
 
         Raises:
             CheckpointError: copying failed on some rank; raised on all of them.
         """
-        ranks = self._held.ranks
-        self._needs = ranks.gather([self._need(want) for want in self._away])
-        windows = plan_windows(self._needs, WINDOW_BYTES)
+        self._needs = needs
+        windows = plan_windows(needs, WINDOW_BYTES)
         self._count_uses(windows)
         self._outbox = _buffer(windows, lambda part: part.source == self._rank)
         self._inbox = _buffer(windows, lambda part: part.target == self._rank)
@@ -65,7 +70,7 @@ class Delivery:
             for window in windows:
                 self._exchange(window)
         self._held.contents.clear()
-        ranks.succeed_together(self._raise_failure)
+        self._held.ranks.succeed_together(self._raise_failure)
 
     def _owner(self, key: ChunkKey) -> int:
         return self._held.owners[self._chunks[self._numbers[key]][0]]

@@ -20,7 +20,7 @@ class HeldCheckpoint:
         sources: the directories that bytes came from.
         tiers: names of the tiers of these.
         bytes_read: bytes of chunks that all ranks together read, failed tries included.
-        read_s: time from the first byte to the last.
+        read_s: time that the slowest rank took.
         owners: for each span the rank that holds it.
         contents: this rank's spans by number.
     """

@@ -31,19 +31,19 @@ def hold_checkpoint(
         None if some bytes are nowhere as they were written; and every directory that failed.
     """
     reading = _Reading(ranks, manifest, sources, names)
-    began_s = time.perf_counter()
     while reading.pending and not reading.is_hopeless:
         reading.read_round()
     rejections = reading.rejections()
     if reading.is_hopeless:
         return None, rejections
-    return reading.result(time.perf_counter() - began_s), rejections
+    return reading.result(), rejections
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """What one rank has read in a round."""
+    """What one rank has read in a round, and how long that took."""
 
+    read_s: float
     num_bytes: int
     done: tuple[int, ...]
     failures: tuple[ReadResult, ...]
@@ -66,6 +66,7 @@ class _Reading:
         self._owners: dict[int, Holder] = {}
         self._contents: dict[int, torch.Tensor] = {}
         self._num_bytes = 0
+        self._read_s = 0.0
         self._problems: dict[str, list[str]] = {}
         self._explained: set[str] = set()
         self.pending = list(range(len(self._spans)))
@@ -129,15 +130,19 @@ class _Reading:
             for number, holder in assigned.items()
             if holder is not None and holder.rank == self._ranks.rank
         ]
+        began_s = time.perf_counter()
         results = read_spans(mine)
         self._contents |= {r.number: r.content for r in results if r.content is not None}
         report = _Report(
+            read_s=time.perf_counter() - began_s,
             num_bytes=sum(self._spans[request.number].num_chunk_bytes for request in mine),
             done=tuple(result.number for result in results if result.content is not None),
             failures=tuple(result for result in results if result.content is None),
         )
-        for theirs in self._ranks.gather(report):
+        reports = self._ranks.gather(report)
+        for theirs in reports:
             self._take(theirs, assigned)
+        self._read_s += max(theirs.read_s for theirs in reports)
         self.pending = [number for number in self.pending if number not in self._owners]
         self._assigned = self._assign()
 
@@ -186,7 +191,7 @@ class _Reading:
     def _nearest(self) -> str:
         return min((facts.distance, facts.directory) for facts in self._facts.values())[1]
 
-    def result(self, read_s: float) -> HeldCheckpoint:
+    def result(self) -> HeldCheckpoint:
         """Everything was read."""
         used = [self._facts[owner.rank, owner.source] for owner in set(self._owners.values())]
         used.sort(key=lambda facts: (facts.distance, facts.directory))
@@ -196,7 +201,7 @@ class _Reading:
             sources=tuple(dict.fromkeys(facts.directory for facts in used)),
             tiers=tuple(dict.fromkeys(facts.tier for facts in used)),
             bytes_read=self._num_bytes,
-            read_s=max(self._ranks.gather(read_s)),
+            read_s=self._read_s,
             ranks=self._ranks,
             spans=self._spans,
             owners=tuple(self._owners[number].rank for number in range(len(self._spans))),

@@ -57,20 +57,30 @@ def read_manifest_together(path: Path, ranks: Ranks) -> Manifest:
     Raises:
         CheckpointError: as `read_manifest`, on all ranks.
     """
-    found = ranks.succeed_together(lambda: read_manifest(path) if ranks.rank == 0 else None)
-    return ranks.broadcast(found, source=0)
+    manifest, problem = None, ""
+    if ranks.rank == 0:
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            problem = str(error)
+    found, problem = ranks.broadcast((manifest, problem), source=0)
+    if found is None:
+        raise CheckpointError(problem)
+    return found
 
 
 def load_from(
     path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
 ) -> None:
     """As `load_checkpoint`, where the manifest has been read before."""
-    wanted = _nonempty(tensors)
-    ranks.succeed_together(lambda: _check_fit(str(path), manifest, wanted))
-    held = hold_directory(
-        path, manifest, {fqn for names in ranks.gather([*wanted]) for fqn in names}, ranks
-    )
-    fill_from(held, tensors)
+
+    def wanted() -> list[str]:
+        asked = _nonempty(tensors)
+        _check_fit(str(path), manifest, asked)
+        return list(asked)
+
+    names = set().union(*ranks.gather_results(wanted))
+    fill_from(hold_directory(path, manifest, names, ranks), tensors)
 
 
 def hold_directory(
@@ -96,8 +106,9 @@ def fill_from(held: HeldCheckpoint, tensors: Mapping[str, torch.Tensor]) -> None
             into one failed.
     """
     wanted = _nonempty(tensors)
-    wants = held.ranks.succeed_together(lambda: _plan(held, wanted))
-    Delivery(held, wants).run()
+    delivery = Delivery(held)
+    needs = held.ranks.gather_results(lambda: delivery.prepare(_plan(held, wanted)))
+    delivery.run(needs)
 
 
 def fill_tensors(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -40,20 +40,27 @@ class Ranks:
         result: T = box[0]
         return result
 
-    def succeed_together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank; raise on all of them if it fails on one.
+    def gather_results(self, work: Callable[[], T]) -> list[T]:
+        """Do `work` on every rank: what all of them got; raises on all if it fails on one.
 
         Raises:
             CheckpointError: what went wrong, on whichever rank.
         """
-        result: list[T] = []
+        result: T | None = None
         failure: Exception | None = None
         try:
-            result.append(work())
+            result = work()
         except Exception as error:  # noqa: BLE001  # the other ranks must hear of it
             failure = error
-        texts = self.gather(None if failure is None else str(failure) or repr(failure))
-        problems = list(dict.fromkeys(text for text in texts if text is not None))
+        own = None if failure is None else str(failure) or repr(failure)
+        gathered: list[tuple[str | None, Any]] = self.gather((own, result))
+        problems = list(dict.fromkeys(text for text, _ in gathered if text is not None))
         if problems:
             raise CheckpointError("; ".join(problems)) from failure
-        return result[0]
+        return [value for _, value in gathered]
+
+    def succeed_together(self, work: Callable[[], T]) -> T:
+        """As `gather_results`, for results that stay on their rank."""
+        own: list[T] = []
+        self.gather_results(lambda: own.append(work()))
+        return own[0]

@@ -107,8 +107,8 @@ class _Search:
 
     def steps(self) -> list[int]:
         """Every step that any rank sees, newest first."""
-        own = self._ranks.succeed_together(self._own_steps)
-        return sorted(set().union(*self._ranks.gather(own)), reverse=True)
+        found = self._ranks.gather_results(self._own_steps)
+        return sorted(set().union(*found), reverse=True)
 
     def _own_steps(self) -> set[int]:
         found: set[int] = set()
