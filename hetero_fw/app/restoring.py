@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import time
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.state import restore_state
+from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
+    HeldCheckpoint,
+    Incident,
+    Ranks,
+    Rejection,
+    TierRoot,
     canonical_fqn,
     claim_attempt,
-    find_restorable,
-    read_manifest,
-    restore_training_state,
+    find_newest,
+    read_quarantine,
+    record_incident,
+    restore_held_state,
 )
 from hetero_fw.errors import ConfigError
-from hetero_fw.monitoring import EventLog, EventName
+from hetero_fw.monitoring import EventName
+from hetero_fw.parallel import StepSource
 from hetero_fw.policies import IntervalPolicy
 
 
-def agree_on_checkpoint(context: RankContext) -> Path | None:
-    """Rank 0 finds the newest checkpoint that verifies; all ranks use that one."""
-    found: list[str | None] = [None]
-    if context.rank == 0:
-        root, prefix = context.run_dir.checkpoints_path, context.cfg.ckpt.prefix
-        if context.cfg.ckpt.policy != IntervalPolicy.NONE or root.is_dir():
-            # First of all: no earlier attempt changes anything from here on, and a replacement
-            # that was cut short in the middle is put back.
-            claim_attempt(root, context.attempt)
-        info = find_restorable(root, prefix, on_rejected=_log_rejected(context.events))
-        found = [str(info.path) if info is not None else None]
-        if context.attempt > 0:
-            print(f"continuing from {info.path.name if info else 'step 0'}", flush=True)
-    if context.group is not None:
-        dist.broadcast_object_list(found, src=0)
-    if found[0] is None:
+def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
+    """All ranks together read the newest checkpoint that is whole; nothing is built before that.
+
+    Returns:
+        None for a fresh start.
+
+    Raises:
+        ConfigError: `resume=must` and there is nothing to continue from.
+        CheckpointError: a later attempt has begun, or storage does not answer.
+    """
+    ranks = Ranks(context.group)
+    ranks.succeed_together(lambda: _claim(context))
+    roots = checkpoint_roots(context)
+    quarantine = read_quarantine(roots[-1].path)
+    held = find_newest(
+        ranks,
+        roots,
+        context.cfg.ckpt.prefix,
+        refuse=lambda manifest: quarantine.reason(manifest.step, manifest.attempt),
+        on_rejected=lambda rejection: _tell_rejected(context, rejection),
+    )
+    if context.rank == 0 and context.attempt > 0:
+        print(f"continuing from {_name(held.path) if held else 'step 0'}", flush=True)
+    if held is None:
         _check_fresh_start(context)
-        return None
-    return Path(found[0])
+    return held
+
+
+def checkpoint_roots(context: RankContext) -> tuple[TierRoot, ...]:
+    """Where this rank may find checkpoints, nearest first; the last one is common to all ranks."""
+    return (TierRoot(tier="storage", path=context.run_dir.checkpoints_path),)
+
+
+def _claim(context: RankContext) -> None:
+    """First of all: no earlier attempt changes anything from here on.
+
+    Also puts back a replacement that was cut short in the middle.
+    """
+    root = context.run_dir.checkpoints_path
+    is_in_use = context.cfg.ckpt.policy != IntervalPolicy.NONE or root.is_dir()
+    if context.rank == 0 and is_in_use:
+        claim_attempt(root, context.attempt)
 
 
 def _check_fresh_start(context: RankContext) -> None:
@@ -55,45 +84,84 @@ def _check_fresh_start(context: RankContext) -> None:
         )
 
 
-def _log_rejected(events: EventLog) -> Callable[[Path, str], None]:
-    def log(path: Path, reason: str) -> None:
-        step = int(path.name.rpartition("-")[2])
-        events.write(EventName.CHECKPOINT_REJECTED, step=step, path=str(path), reason=reason)
-        print(f"checkpoint rejected: {reason}", flush=True)
+def _tell_rejected(context: RankContext, rejection: Rejection) -> None:
+    if context.rank != 0:
+        return
+    context.events.write(
+        EventName.CHECKPOINT_REJECTED,
+        step=rejection.step,
+        path=rejection.path,
+        reason=rejection.reason,
+    )
+    print(f"checkpoint rejected: {rejection.reason}", flush=True)
 
-    return log
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 class Restore(Callback):
-    """Fills module, optimizer and trainer from a checkpoint once they are set up."""
+    """Fills module, optimizer and trainer from what was read, once they are set up."""
 
-    def __init__(self, context: RankContext, path: Path | None, step: int) -> None:
+    def __init__(self, context: RankContext, held: HeldCheckpoint | None) -> None:
         self._context = context
-        self._path = path
-        self._step = step
+        self._held = held
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Not on_train_start, which does not come where the last step is complete already.
-        if self._path is None:
+        if self._held is None:
             return
-        _check_same_model(pl_module, self._path)
-        state = restore_training_state(
-            pl_module,
-            trainer.optimizers[0],
-            self._path,
-            process_group=self._context.group,
-        )
+        _check_same_model(pl_module, self._held)
+        began_s = time.perf_counter()
+        state = restore_held_state(pl_module, trainer.optimizers[0], self._held)
+        fill_s = time.perf_counter() - began_s
         restore_state(trainer, state)
         if self._context.rank == 0:
-            self._context.events.write(EventName.RESTORED, step=self._step, source=str(self._path))
+            self._context.events.write(
+                EventName.RESTORED,
+                step=self._held.step,
+                source=", ".join(self._held.sources) or self._held.path,
+                tiers=list(self._held.tiers),
+                bytes_read=self._held.bytes_read,
+                size_bytes=self._held.size_bytes,
+                read_s=self._held.read_s + fill_s,
+            )
 
 
-def _check_same_model(module: pl.LightningModule, path: Path) -> None:
+def build_restore_watch(
+    context: RankContext, source: StepSource, held: HeldCheckpoint | None
+) -> list[RestoreWatch]:
+    """What watches the steps after a restore; nothing for a fresh start."""
+    if held is None:
+        return []
+    root = checkpoint_roots(context)[-1].path
+    step, saved_by = held.step, held.manifest.attempt
+
+    def record(diverged_step: int) -> None:
+        incident = Incident(
+            step=step, saved_by=saved_by, attempt=context.attempt, diverged_step=diverged_step
+        )
+        record_incident(root, incident)
+
+    return [
+        RestoreWatch(
+            source=source,
+            exchange=context.exchange,
+            rank=context.rank,
+            restored_step=step,
+            attempt=context.attempt,
+            earlier_attempts=read_quarantine(root).attempts(step, saved_by),
+            record=record,
+        )
+    ]
+
+
+def _check_same_model(module: pl.LightningModule, held: HeldCheckpoint) -> None:
     """Refuse to continue a run with another model than it was started with."""
     saved = {
         name.removeprefix("model."): tuple(entry.size)
-        for name, entry in read_manifest(path).tensors.items()
+        for name, entry in held.manifest.tensors.items()
         if name.startswith("model.")
     }
     here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
@@ -105,7 +173,8 @@ def _check_same_model(module: pl.LightningModule, path: Path) -> None:
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise ConfigError(
-            f"model.module is not the model that {path} holds: {'; '.join(changes[:3])}{more}. "
+            f"model.module is not the model that {held.path} holds: "
+            f"{'; '.join(changes[:3])}{more}. "
             "Choose another run_name for another model."
         )
 

@@ -21,7 +21,7 @@ from hetero_fw.app.build import (
 )
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
-from hetero_fw.app.restoring import Restore, agree_on_checkpoint
+from hetero_fw.app.restoring import Restore, agree_on_checkpoint, build_restore_watch
 from hetero_fw.app.state import collect_state, newest_metric
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
@@ -38,7 +38,6 @@ from hetero_fw.checkpoint import (
     buffer_names,
     flatten_training_state,
     optimized_names,
-    read_manifest,
     weights_digest,
 )
 from hetero_fw.monitoring import (
@@ -58,13 +57,13 @@ from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 def train(context: RankContext) -> RankEnd:
     """Train to `trainer.max_steps` or to a stop request; every rank calls this once."""
     cfg = context.cfg
-    path = agree_on_checkpoint(context)
-    start_step = read_manifest(path).step if path is not None else 0
+    held = agree_on_checkpoint(context)
+    start_step = held.step if held is not None else 0
     module = build_module(cfg)
-    if path is None:
+    if held is None:
         init_weights(cfg, module)
     strategy = _build_strategy(context)
-    saver = _build_saver(context, start_step if path is not None else None)
+    saver = _build_saver(context, start_step if held is not None else None)
     checkpointing = _build_checkpointing(context, strategy, module, saver, start_step)
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
@@ -72,7 +71,8 @@ def train(context: RankContext) -> RankEnd:
         context,
         strategy,
         [
-            Restore(context, path, start_step),
+            Restore(context, held),
+            *build_restore_watch(context, strategy, held),
             *build_callbacks(cfg),
             *_recorders(context, strategy, start_step),
             checkpointing,

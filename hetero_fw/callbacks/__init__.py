@@ -3,6 +3,7 @@
 from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
 from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
 from hetero_fw.callbacks.recording import StepRecorder
+from hetero_fw.callbacks.restore_watch import RestoreWatch
 from hetero_fw.callbacks.run_history import RunHistoryFacts, SaveHistory, read_facts
 from hetero_fw.callbacks.save_cost import SaveCostMeter
 from hetero_fw.callbacks.tier_schedule import TierSchedule
@@ -11,6 +12,7 @@ __all__ = [
     "AdaptiveCheckpoint",
     "EmergencySave",
     "LimitWatch",
+    "RestoreWatch",
     "RunHistoryFacts",
     "SaveCostMeter",
     "SaveHistory",

@@ -24,7 +24,8 @@ from hetero_fw.checkpoint.fencing import (
     dead_directory,
     fenced_by,
 )
-from hetero_fw.checkpoint.loading import load_checkpoint
+from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
     ChunkEntry,
     FileEntry,
@@ -36,14 +37,24 @@ from hetero_fw.checkpoint.manifest import (
 from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
+from hetero_fw.checkpoint.quarantine import (
+    Incident,
+    Quarantine,
+    read_quarantine,
+    record_incident,
+)
+from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
+from hetero_fw.checkpoint.search import TierRoot, find_newest
+from hetero_fw.checkpoint.sources import Rejection
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
     optimized_names,
+    restore_held_state,
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import export_weights, load_weights
@@ -56,6 +67,8 @@ __all__ = [
     "ChunkEntry",
     "DirectoryPlace",
     "FileEntry",
+    "HeldCheckpoint",
+    "Incident",
     "Likeness",
     "Manifest",
     "Metric",
@@ -65,12 +78,16 @@ __all__ = [
     "OnPoint",
     "Place",
     "PruneReport",
+    "Quarantine",
+    "Ranks",
+    "Rejection",
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
     "SaveProgress",
     "TensorDifference",
     "TensorEntry",
+    "TierRoot",
     "WriterProcess",
     "buffer_names",
     "canonical_fqn",
@@ -80,6 +97,8 @@ __all__ = [
     "dead_directory",
     "export_weights",
     "fenced_by",
+    "fill_from",
+    "find_newest",
     "find_restorable",
     "flatten_training_state",
     "list_checkpoints",
@@ -90,6 +109,9 @@ __all__ = [
     "published_paths",
     "read_info",
     "read_manifest",
+    "read_quarantine",
+    "record_incident",
+    "restore_held_state",
     "restore_training_state",
     "verify_checkpoint",
     "weights_digest",

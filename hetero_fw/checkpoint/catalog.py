@@ -15,6 +15,7 @@ from hetero_fw.checkpoint.manifest import (
     Metric,
     read_manifest,
 )
+from hetero_fw.checkpoint.quarantine import read_quarantine
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.errors import CheckpointError
@@ -28,7 +29,11 @@ NUM_TO_VERIFY = 2
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """A published checkpoint, by its manifest; its shards were not looked at."""
+    """A published checkpoint, by its manifest; its shards were not looked at.
+
+    Attributes:
+        quarantine: why no run continues from it although its bytes are sound; None if one may.
+    """
 
     path: Path
     step: int
@@ -40,6 +45,12 @@ class CheckpointInfo:
     reason: str
     is_finite: bool
     metric: Metric | None = None
+    quarantine: str | None = None
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether training can go on from its values, as far as anybody knows."""
+        return self.is_finite and self.quarantine is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +95,14 @@ def find_restorable(root: Path, prefix: str, on_rejected: OnRejected) -> Checkpo
             manifest = _manifest_of(path, prefix)
             if not manifest.is_finite:
                 raise CheckpointError(f"{path}: it holds values that are not finite")
+            info = _info(path, manifest)
+            if info.quarantine is not None:
+                raise CheckpointError(f"{path}: {info.quarantine}")
             verify_checkpoint(path)
         except CheckpointError as error:
             on_rejected(path, str(error))
         else:
-            return _info(path, manifest)
+            return info
     return None
 
 
@@ -168,6 +182,7 @@ def _info(path: Path, manifest: Manifest) -> CheckpointInfo:
         reason=manifest.reason,
         is_finite=manifest.is_finite,
         metric=manifest.metric,
+        quarantine=read_quarantine(path.parent).reason(manifest.step, manifest.attempt),
     )
 
 
@@ -190,7 +205,7 @@ def _facts(
     return CommittedCheckpoint(
         step=info.step,
         is_verified=info.step in verified_steps,
-        is_finite=info.is_finite,
+        is_finite=info.is_sane,
         metric=info.metric.value if info.metric is not None and has_metric else None,
     )
 
@@ -201,7 +216,7 @@ def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) 
     for info in sorted(infos, key=lambda info: info.step, reverse=True):
         if len(intact) == NUM_TO_VERIFY:
             break
-        if not info.is_finite:
+        if not info.is_sane:
             continue
         if info.step not in verified:
             try:

@@ -1,22 +1,18 @@
-"""Read a checkpoint into tensors of any layout, each byte verified before it reaches one."""
+"""Read a checkpoint into tensors of any layout, all of it verified before a byte reaches one."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
-import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -24,10 +20,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from hetero_fw.checkpoint.manifest import ChunkEntry, Manifest, TensorEntry, read_manifest
+from hetero_fw.checkpoint.delivery import Delivery, Want
+from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.holding import hold_checkpoint
+from hetero_fw.checkpoint.manifest import Manifest, read_manifest
+from hetero_fw.checkpoint.ranks import Ranks
+from hetero_fw.checkpoint.sources import Source, rejected
 from hetero_fw.errors import CheckpointError
-
-T = TypeVar("T")
 
 
 def load_checkpoint(
@@ -39,65 +38,107 @@ def load_checkpoint(
     """Fill `tensors` from the checkpoint directory `path`; return its `state`.
 
     The tensors may be plain ones or DTensors of any layout on any number of ranks. Tensors of the
-    checkpoint that are not asked for are not read. With `process_group`, all its ranks call this
-    and all of them raise if one fails.
+    checkpoint that are not asked for are not read; of the others, each byte is read by one rank.
+    With `process_group`, a gloo group, all its ranks call this and all of them raise if one fails.
 
     Raises:
         CheckpointError: names are missing, sizes differ or bytes are not those that were written.
-            Tensors may then be filled in part; load another checkpoint before using them.
+            No tensor was changed.
     """
-
-    def load() -> dict[str, Any]:
-        manifest = read_manifest(path)
-        fill_tensors(Path(path), manifest, tensors)
-        return dict(manifest.state)
-
-    return succeed_together(load, process_group)
+    ranks = Ranks(process_group)
+    manifest = read_manifest_together(path, ranks)
+    load_from(path, manifest, tensors, ranks)
+    return dict(manifest.state)
 
 
-def succeed_together(work: Callable[[], T], process_group: ProcessGroup | None) -> T:
-    """Do `work` on every rank of the group; raise on all of them if it fails on one.
+def read_manifest_together(path: Path, ranks: Ranks) -> Manifest:
+    """The manifest of `path`, read from storage by one rank.
 
     Raises:
-        CheckpointError: what went wrong, on whichever rank.
+        CheckpointError: as `read_manifest`, on all ranks.
     """
-    result: list[T] = []
-    failure: Exception | None = None
-    try:
-        result.append(work())
-    except Exception as error:  # noqa: BLE001  # the other ranks must hear of it
-        failure = error
-    own = None if failure is None else str(failure) or repr(failure)
-    texts: list[str | None] = [own]
-    if process_group is not None:
-        texts = [None] * process_group.size()
-        dist.all_gather_object(texts, own, group=process_group)
-    problems = list(dict.fromkeys(text for text in texts if text is not None))
-    if problems:
-        raise CheckpointError("; ".join(problems)) from failure
-    return result[0]
+    manifest, problem = None, ""
+    if ranks.rank == 0:
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            problem = str(error)
+    found, problem = ranks.broadcast((manifest, problem), source=0)
+    if found is None:
+        raise CheckpointError(problem)
+    return found
+
+
+def load_from(
+    path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+) -> None:
+    """As `load_checkpoint`, where the manifest has been read before."""
+
+    def wanted() -> list[str]:
+        asked = _nonempty(tensors)
+        _check_fit(str(path), manifest, asked)
+        return list(asked)
+
+    names = set().union(*ranks.gather_results(wanted))
+    fill_from(hold_directory(path, manifest, names, ranks), tensors)
+
+
+def hold_directory(
+    path: Path, manifest: Manifest, names: Collection[str], ranks: Ranks
+) -> HeldCheckpoint:
+    """Read and verify the tensors `names` of the checkpoint at `path`, which all ranks see.
+
+    Raises:
+        CheckpointError: bytes are not those that were written.
+    """
+    source = Source(tier="storage", directory=path, node=None, distance=(0, 0))
+    held, problems = hold_checkpoint(ranks, manifest, {0: source}, sorted(names))
+    if held is None:
+        raise rejected(problems)
+    return held
+
+
+def fill_from(held: HeldCheckpoint, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill `tensors` with what the ranks hold, and give its memory back. All ranks call it, once.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`, on all ranks; no tensor was changed, unless copying
+            into one failed.
+    """
+    wanted = _nonempty(tensors)
+    delivery = Delivery(held)
+    needs = held.ranks.gather_results(lambda: delivery.prepare(_plan(held, wanted)))
+    delivery.run(needs)
 
 
 def fill_tensors(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
     """As `load_checkpoint`, on one rank, where the manifest has been read before."""
-    wanted = {fqn: tensor for fqn, tensor in tensors.items() if tensor.numel() > 0}
-    _check_fit(path, manifest, wanted)
+    load_from(path, manifest, tensors, Ranks(None))
+
+
+def _nonempty(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {fqn: tensor for fqn, tensor in tensors.items() if tensor.numel() > 0}
+
+
+def _plan(held: HeldCheckpoint, wanted: Mapping[str, torch.Tensor]) -> list[Want]:
+    """Which parts of which chunks this rank wants, and where they go."""
+    _check_fit(held.path, held.manifest, wanted)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(wanted), dcp_metadata(manifest, wanted))
+    planner.set_up_planner(dict(wanted), dcp_metadata(held.manifest, wanted))
     items = planner.finish_plan(planner.create_local_plan()).items
-    _check_coverage(path, items, wanted)
-    reads = _group_by_chunk(manifest, items)
-    longest = max((chunk.length for _, chunk, _ in reads), default=0)
-    scratch = torch.empty(longest, dtype=torch.uint8)
-    with ExitStack() as stack, torch.no_grad():
-        files: dict[str, BinaryIO] = {}
-        for entry, chunk, chunk_items in reads:
-            if chunk.file not in files:
-                files[chunk.file] = stack.enter_context(_open(path / chunk.file))
-            saved = _read_chunk(path / chunk.file, files[chunk.file], chunk, entry, scratch)
-            for item in chunk_items:
-                source = saved[_region(item)]
-                planner.resolve_tensor(item).detach().copy_(source)
+    _check_coverage(held.path, items, wanted)
+    return [_want(planner, item) for item in items]
+
+
+def _want(planner: DefaultLoadPlanner, item: ReadItem) -> Want:
+    index = item.storage_index.index
+    assert index is not None
+    return Want(
+        key=(item.storage_index.fqn, index),
+        offsets=tuple(item.storage_offsets),
+        lengths=tuple(item.lengths),
+        target=lambda: planner.resolve_tensor(item).detach(),
+    )
 
 
 def dcp_metadata(manifest: Manifest, names: Mapping[str, object]) -> Metadata:
@@ -119,7 +160,7 @@ def dcp_metadata(manifest: Manifest, names: Mapping[str, object]) -> Metadata:
     )
 
 
-def _check_fit(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_fit(path: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
     missing = [fqn for fqn in tensors if fqn not in manifest.tensors]
     if missing:
         raise CheckpointError(f"{path} has no tensors named {', '.join(missing)}")
@@ -137,7 +178,7 @@ def _check_fit(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tenso
 
 
 def _check_coverage(
-    path: Path, items: Sequence[ReadItem], tensors: Mapping[str, torch.Tensor]
+    path: str, items: Sequence[ReadItem], tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """No element of a tensor keeps the value it had before."""
     covered: dict[str, int] = defaultdict(int)
@@ -147,53 +188,3 @@ def _check_coverage(
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if covered[fqn] != local.numel():
             raise CheckpointError(f"{path} does not cover tensor {fqn}")
-
-
-ChunkRead = tuple[TensorEntry, ChunkEntry, list[ReadItem]]
-
-
-def _group_by_chunk(manifest: Manifest, items: Sequence[ReadItem]) -> list[ChunkRead]:
-    """Each chunk once, in the order in which the files hold them."""
-    by_chunk: dict[MetadataIndex, list[ReadItem]] = defaultdict(list)
-    for item in items:
-        by_chunk[item.storage_index].append(item)
-    reads = []
-    for index, chunk_items in by_chunk.items():
-        entry = manifest.tensors[index.fqn]
-        assert index.index is not None
-        reads.append((entry, entry.chunks[index.index], chunk_items))
-    return sorted(reads, key=lambda read: (read[1].file, read[1].byte_offset))
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _read_chunk(
-    path: Path, file: BinaryIO, chunk: ChunkEntry, entry: TensorEntry, scratch: torch.Tensor
-) -> torch.Tensor:
-    """The verified bytes of one chunk as a tensor; valid until the next call."""
-    window = scratch.numpy().data[: chunk.length]
-    file.seek(chunk.byte_offset)
-    rest = window
-    while rest:
-        count = file.readinto(rest)  # type: ignore[attr-defined]  # unbuffered files have it
-        if not count:
-            raise CheckpointError(f"{path}: ends before byte {chunk.byte_offset + chunk.length}")
-        rest = rest[count:]
-    if xxhash.xxh3_128_hexdigest(window) != chunk.xxh3_128:
-        raise CheckpointError(
-            f"{path}: bytes {chunk.byte_offset} to {chunk.byte_offset + chunk.length} "
-            "are not those that were written (xxh3_128)"
-        )
-    return scratch[: chunk.length].view(entry.torch_dtype).view(chunk.sizes)
-
-
-def _region(item: ReadItem) -> tuple[slice, ...]:
-    return tuple(
-        slice(start, start + length)
-        for start, length in zip(item.storage_offsets, item.lengths, strict=True)
-    )

@@ -6,7 +6,7 @@ Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import nn
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.optim import Optimizer
 
-from hetero_fw.checkpoint.loading import load_checkpoint, succeed_together
-from hetero_fw.checkpoint.manifest import Manifest, TensorEntry, read_manifest
+from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
+from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
+from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
@@ -90,21 +92,58 @@ def restore_training_state(
     Raises:
         CheckpointError: as `load_checkpoint`; on all ranks if on one.
     """
-    created = succeed_together(lambda: _create_state(module, optimizer, path), process_group)
+    ranks = Ranks(process_group)
+    manifest = read_manifest_together(path, ranks)
+    return _restore(
+        module,
+        optimizer,
+        manifest,
+        ranks,
+        path=str(path),
+        fill=lambda tensors: load_from(path, manifest, tensors, ranks),
+    )
+
+
+def restore_held_state(
+    module: nn.Module, optimizer: Optimizer | None, held: HeldCheckpoint
+) -> dict[str, Any]:
+    """As `restore_training_state`, from what the ranks have read and verified before.
+
+    All ranks that hold a part call this.
+    """
+    return _restore(
+        module,
+        optimizer,
+        held.manifest,
+        held.ranks,
+        path=held.path,
+        fill=lambda tensors: fill_from(held, tensors),
+    )
+
+
+def _restore(
+    module: nn.Module,
+    optimizer: Optimizer | None,
+    manifest: Manifest,
+    ranks: Ranks,
+    *,
+    path: str,
+    fill: Callable[[Mapping[str, torch.Tensor]], None],
+) -> dict[str, Any]:
+    created = ranks.succeed_together(lambda: _create_state(module, optimizer, manifest, path))
     tensors = _model_tensors(module)
     for fqn, state in created.items():
         tensors |= {f"optim.{fqn}.{key}": value for key, value in state.items()}
-    loaded = load_checkpoint(path, tensors, process_group=process_group)
-    if optimizer is not None and OPTIMIZER_STATE in loaded:
-        _install(module, optimizer, created, loaded[OPTIMIZER_STATE])
-    return loaded
+    fill(tensors)
+    if optimizer is not None and OPTIMIZER_STATE in manifest.state:
+        _install(module, optimizer, created, manifest.state[OPTIMIZER_STATE])
+    return dict(manifest.state)
 
 
 def _create_state(
-    module: nn.Module, optimizer: Optimizer | None, path: Path
+    module: nn.Module, optimizer: Optimizer | None, manifest: Manifest, path: str
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Zeroed optimizer state to load into; checks everything that can be checked before."""
-    manifest = read_manifest(path)
     _model_tensors(module)
     if optimizer is None or OPTIMIZER_STATE not in manifest.state:
         return {}

@@ -33,6 +33,12 @@ from hetero_fw.policies.mtbf import (
     MtbfEstimate,
     learn_failure_rates,
 )
+from hetero_fw.policies.quarantine import (
+    DivergenceDecision,
+    RestoredTraining,
+    decide_divergence,
+    is_quarantined,
+)
 from hetero_fw.policies.replicas import ReplicaNode, ReplicaPlan, plan_replicas
 from hetero_fw.policies.restart import PERMANENT, FailureKind, RestartDecision, decide_restart
 from hetero_fw.policies.retention import (
@@ -50,6 +56,7 @@ __all__ = [
     "AttemptRecord",
     "CommittedCheckpoint",
     "DeviceGroup",
+    "DivergenceDecision",
     "EmergencyDecision",
     "FailureKind",
     "FailureRates",
@@ -67,6 +74,7 @@ __all__ = [
     "ReplicaNode",
     "ReplicaPlan",
     "RestartDecision",
+    "RestoredTraining",
     "RetentionDecision",
     "RetentionRule",
     "SaveDecision",
@@ -74,11 +82,13 @@ __all__ = [
     "Tier",
     "after_emergency_save",
     "daly_interval_s",
+    "decide_divergence",
     "decide_emergency_save",
     "decide_interval",
     "decide_restart",
     "decide_retention",
     "decide_save",
+    "is_quarantined",
     "learn_failure_rates",
     "linear_scaled_lr",
     "observe_reading",

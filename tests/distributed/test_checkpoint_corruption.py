@@ -17,7 +17,16 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from hetero_fw.checkpoint import checkpoint_path, find_restorable, load_checkpoint
+from hetero_fw.checkpoint import (
+    Ranks,
+    Rejection,
+    TierRoot,
+    checkpoint_path,
+    fill_from,
+    find_newest,
+    find_restorable,
+    load_checkpoint,
+)
 from hetero_fw.errors import CheckpointError
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_checkpoint import close_together, finished, make_saver
@@ -161,6 +170,24 @@ def restorable(root: Path) -> tuple[int | None, list[str]]:
     return (info.step if info is not None else None), rejected
 
 
+def resumed(root: Path) -> tuple[int, list[Rejection]]:
+    """The step that a run resumes from, with exactly its values, and what it had to reject."""
+    rejected: list[Rejection] = []
+    held = find_newest(
+        Ranks(None),
+        [TierRoot(tier="storage", path=root)],
+        PREFIX,
+        refuse=lambda manifest: None,
+        on_rejected=rejected.append,
+    )
+    assert held is not None
+    expected = tensors_of(held.step)
+    tensors = {fqn: torch.zeros_like(tensor) for fqn, tensor in expected.items()}
+    fill_from(held, tensors)
+    assert all(torch.equal(tensors[fqn], expected[fqn]) for fqn in expected)
+    return held.step, rejected
+
+
 def loads_silently(path: Path) -> bool:
     """Whether other values than those that were saved are loaded without an error."""
     tensors = {fqn: torch.zeros_like(tensor) for fqn, tensor in tensors_of(STEPS[-1]).items()}
@@ -177,6 +204,7 @@ def test_a_thousand_corruptions_and_no_silent_load(root: Path, originals: Path) 
     original = newest(originals / "run")
     shutil.copytree(newest(originals / "other"), root / "other")
     counts: Counter[str] = Counter()
+    num_between = 0
     for number in range(NUM_CORRUPTIONS):
         shutil.rmtree(newest(root))
         shutil.copytree(original, newest(root))
@@ -187,9 +215,18 @@ def test_a_thousand_corruptions_and_no_silent_load(root: Path, originals: Path) 
         assert len(rejected) == 1
         assert any(str(newest(root) / name) in rejected[0] for name in damaged), rejected
         assert not loads_silently(newest(root)), f"{corrupt.__name__} number {number}"
+        step, found = resumed(root)
+        if step == STEPS[0]:
+            (rejection,) = found
+            assert (rejection.step, rejection.path) == (STEPS[-1], str(newest(root)))
+            assert any(str(newest(root) / name) in rejection.reason for name in damaged), found
+        else:  # the damage lies between two tensors
+            num_between += 1
+            assert not found
         counts[corrupt.__name__] += 1
     assert sum(counts.values()) == NUM_CORRUPTIONS
     assert len(counts) == len(CORRUPTIONS)
+    assert num_between < NUM_CORRUPTIONS // 20
     assert len(published(root)) == len(STEPS) + 1
 
 

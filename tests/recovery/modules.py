@@ -65,6 +65,33 @@ class FaultyGPT(GPTModule):
         assert is_same == is_skipped, "a skipped step, and no other, leaves the weights alone"
 
 
+class DivergingGPT(GPTModule):
+    """Its loss is not a number in the first steps after a restore of the checkpoint `bad_step`.
+
+    Args:
+        interrupt_step: step, counted from 1, that breaks the first attempt; 0: none.
+        marker: file that the broken attempt leaves.
+    """
+
+    def __init__(self, *, bad_step: int, interrupt_step: int, marker: str, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self._bad_step = bad_step
+        self._interrupt_step = interrupt_step
+        self._marker = Path(marker)
+        self._first_step: int | None = None
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        step = self.trainer.global_step
+        if self._first_step is None:
+            self._first_step = step
+        if step + 1 == self._interrupt_step and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("interrupted on purpose")
+        loss = super().training_step(batch, batch_idx)
+        is_bad = self._first_step == self._bad_step and step > self._first_step
+        return loss * float("nan") if is_bad else loss
+
+
 class LingeringGPT(GPTModule):
     """Leaves a thread behind that never ends, as a logger that waits for its server does."""
 

@@ -78,6 +78,45 @@ def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: P
     assert digest_of(second.run_dir) == digest_of(plain_run)
 
 
+def test_a_checkpoint_that_makes_training_diverge_is_quarantined(
+    train: Start, tmp_path: Path
+) -> None:
+    run = train(
+        *PAIR,
+        "model.module._target_=tests.recovery.modules.DivergingGPT",
+        "+model.module.bad_step=12",
+        "+model.module.interrupt_step=15",
+        f"+model.module.marker={tmp_path / 'interrupted'}",
+    )
+    assert run.returncode == 0, run.output
+    digest_of(run.run_dir)  # it is DONE
+    assert [event["step"] for event in run.events("restored")] == [12, 12, 6]
+    details = [event["detail"] for event in run.events("failure_detected")]
+    assert len(details) == 3
+    assert "the loss of step 14 is nan, 2 steps after the checkpoint of step 12" in details[1]
+    assert "tried once more" in details[1]
+    assert "quarantined" in details[2]
+    (rejected,) = run.events("checkpoint_rejected")
+    assert rejected["step"] == 12
+    assert "at step 14 in attempt 1, at step 14 in attempt 2" in rejected["reason"]
+    column(run.run_dir, "loss")  # every step counts once
+    # The step was saved again on the way from the older one, and that is another checkpoint.
+    incidents = json.loads((run.run_dir / "checkpoints" / "quarantine.json").read_text())
+    assert {incident["saved_by"] for incident in incidents["incidents"]} == {0}
+
+
+def test_what_was_restored_is_logged_with_what_it_cost(start_train: Start) -> None:
+    run = start_train(*PAIR)
+    run.wait_until(lambda: steps_done(run) >= 7)
+    os.kill(rank_pid(run, 1), signal.SIGKILL)
+    run.wait()
+    (restored,) = run.events("restored")
+    assert restored["source"].endswith("hetero_ckpt-step-00000006")
+    assert restored["tiers"] == ["storage"]
+    assert restored["bytes_read"] == restored["size_bytes"] > 10_000
+    assert restored["read_s"] > 0
+
+
 def test_end_between_the_last_checkpoint_and_the_status(
     start_train: Start, run_dir: Path, plain_run: Path
 ) -> None:

@@ -1,0 +1,318 @@
+"""Restoring with several ranks: each byte once, from whichever tier and replica has it intact."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from hetero_fw.checkpoint import (
+    HeldCheckpoint,
+    Ranks,
+    Rejection,
+    TierRoot,
+    checkpoint_path,
+    fill_from,
+    find_newest,
+    read_manifest,
+    read_quarantine,
+)
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME
+from hetero_fw.errors import CheckpointError
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_checkpoint import close_together, finished, make_saver
+from tests.unit.checkpoint.examples import PREFIX
+
+STEPS = (10, 20)
+
+
+def full_tensors(step: int) -> dict[str, torch.Tensor]:
+    """Large enough for several spans a rank; odd sizes, no dims, no elements, several dtypes."""
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "rows": torch.randn(1031, 257, generator=generator),
+        "columns": torch.randn(64, 8192, generator=generator).to(torch.bfloat16),
+        "cube": torch.randint(-9, 9, (7, 33, 1001), generator=generator),
+        "long": torch.randn(700_001, generator=generator, dtype=torch.float64),
+        "flags": torch.randn(4099, generator=generator) > 0,
+        "scalar": torch.tensor(float(step)),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+NUM_BYTES = sum(tensor.nbytes for tensor in full_tensors(10).values())
+
+PLACEMENTS: Mapping[str, Placement] = {
+    "rows": Shard(0),
+    "columns": Shard(1),
+    "cube": Shard(2),
+    "long": Shard(0),
+    "flags": Shard(0),
+}
+
+
+def laid_out(
+    full: Mapping[str, torch.Tensor], group: dist.ProcessGroup, *, replicated: bool
+) -> dict[str, torch.Tensor]:
+    mesh = init_device_mesh("cpu", (group.size(),))
+    if replicated:
+        return {name: tensor.clone() for name, tensor in full.items()}
+    return {
+        name: distribute_tensor(tensor, mesh, [PLACEMENTS.get(name, Replicate())])
+        for name, tensor in full.items()
+    }
+
+
+def save_steps(rank: int, group: dist.ProcessGroup, root: str, replicated: bool) -> None:
+    saver = make_saver(Path(root), rank, group)
+    for step in STEPS:
+        tensors = laid_out(full_tensors(step), group, replicated=replicated)
+        saver.save(step, tensors, {"step": step}, reason="test")
+        assert [outcome.ok for outcome in finished(saver)] == [True]
+    close_together(saver, group)
+
+
+def is_exact(tensors: Mapping[str, torch.Tensor], step: int) -> bool:
+    return all(
+        torch.equal(
+            tensor.full_tensor() if isinstance(tensor, DTensor) else tensor,
+            full_tensors(step)[name],
+        )
+        for name, tensor in tensors.items()
+    )
+
+
+def find(
+    roots: list[TierRoot], group: dist.ProcessGroup, rejected: list[Rejection]
+) -> HeldCheckpoint | None:
+    quarantine = read_quarantine(roots[-1].path)
+    return find_newest(
+        Ranks(group),
+        roots,
+        PREFIX,
+        refuse=lambda manifest: quarantine.reason(manifest.step, manifest.attempt),
+        on_rejected=rejected.append,
+    )
+
+
+def restore(
+    rank: int,
+    group: dist.ProcessGroup,
+    roots_of: Callable[[int], list[TierRoot]],
+    replicated: bool,
+) -> dict[str, Any]:
+    """What a rank found, after its values were compared."""
+    rejected: list[Rejection] = []
+    held = find(roots_of(rank), group, rejected)
+    found: dict[str, Any] = {"rejected": rejected, "step": None}
+    if held is None:
+        return found
+    found |= {
+        "step": held.step,
+        "tiers": held.tiers,
+        "sources": held.sources,
+        "bytes_read": held.bytes_read,
+        "size_bytes": held.size_bytes,
+        "own_bytes": sum(content.nbytes for content in held.contents.values()),
+    }
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in full_tensors(held.step).items()}
+    tensors = laid_out(zeros, group, replicated=replicated)
+    fill_from(held, tensors)
+    assert not held.contents
+    assert is_exact(tensors, held.step)
+    return found
+
+
+class StorageOnly:
+    """The roots of every rank: `root`, common to all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, rank: int) -> list[TierRoot]:
+        return [TierRoot(tier="storage", path=self.root)]
+
+
+class TwoNodes(StorageOnly):
+    """Ranks 0 and 1 on one node, 2 and 3 on the other, each with a directory of its own."""
+
+    def __call__(self, rank: int) -> list[TierRoot]:
+        node = f"node{rank // 2}"
+        return [
+            TierRoot(tier="local", path=self.root / node, node=node),
+            TierRoot(tier="storage", path=self.root / "storage"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("num_saved", "num_restored"), [(4, 4), (4, 2), (4, 3), (2, 4), (1, 4), (3, 1)]
+)
+def test_every_byte_is_read_once_by_one_rank(
+    tmp_path: Path, num_saved: int, num_restored: int
+) -> None:
+    run_ranks(save_steps, num_saved, str(tmp_path), False)
+    results = run_ranks(restore, num_restored, StorageOnly(tmp_path), False)
+    for found in results:
+        assert found["step"] == STEPS[-1]
+        assert found["bytes_read"] == found["size_bytes"] == NUM_BYTES
+        assert not found["rejected"]
+    # Nobody waits for one that reads everything; padding between tensors is held as well.
+    own = [found["own_bytes"] for found in results]
+    assert NUM_BYTES <= sum(own) <= NUM_BYTES + 64 * 40
+    if num_saved >= num_restored:
+        assert max(own) < 0.9 * NUM_BYTES or num_restored == 1
+
+
+@pytest.mark.parametrize(("num_saved", "num_restored"), [(2, 2), (3, 2), (1, 3)])
+def test_replicated_state_is_read_once_too(
+    tmp_path: Path, num_saved: int, num_restored: int
+) -> None:
+    run_ranks(save_steps, num_saved, str(tmp_path), True)
+    for found in run_ranks(restore, num_restored, StorageOnly(tmp_path), True):
+        assert found["bytes_read"] == NUM_BYTES
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    run_ranks(save_steps, 4, str(root), False)
+    return root
+
+
+@pytest.fixture
+def nodes(saved: Path, tmp_path: Path) -> Path:
+    """Step 20 on two nodes, which both have some shards of the other's; step 10 on storage."""
+    shutil.copytree(saved, tmp_path / "saved")
+    for node, shards in (("node0", (0, 1, 2, 3)), ("node1", (2, 3, 0))):
+        copy = checkpoint_path(tmp_path / node, PREFIX, 20)
+        copy.mkdir(parents=True)
+        for name in (MANIFEST_NAME, *(f"shard-{shard:05d}.bin" for shard in shards)):
+            shutil.copy(checkpoint_path(tmp_path / "saved", PREFIX, 20) / name, copy)
+    shutil.copytree(
+        checkpoint_path(tmp_path / "saved", PREFIX, 10),
+        checkpoint_path(tmp_path / "storage", PREFIX, 10),
+    )
+    return tmp_path
+
+
+def shard(root: Path, node: str, number: int, step: int = 20) -> Path:
+    return checkpoint_path(root / node, PREFIX, step) / f"shard-{number:05d}.bin"
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_local_copies_spare_storage(nodes: Path) -> None:
+    (found, *others) = run_ranks(restore, 4, TwoNodes(nodes), False)
+    assert (found["step"], found["tiers"]) == (20, ("local",))
+    assert found["bytes_read"] == NUM_BYTES
+    assert not found["rejected"]
+    assert min(other["own_bytes"] for other in others) > 0
+
+
+def test_a_lost_node_leaves_its_peers_copies(nodes: Path) -> None:
+    shutil.rmtree(nodes / "node1")
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert (found["step"], found["tiers"]) == (20, ("local",))
+        assert found["sources"] == (str(checkpoint_path(nodes / "node0", PREFIX, 20)),)
+        assert not found["rejected"]
+
+
+def test_a_damaged_replica_is_named_and_the_good_one_used(nodes: Path) -> None:
+    damage(shard(nodes, "node1", 3))
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert (found["step"], found["tiers"]) == (20, ("local",))
+        (rejection,) = found["rejected"]
+        assert rejection.path == str(checkpoint_path(nodes / "node1", PREFIX, 20))
+        assert f"{shard(nodes, 'node1', 3)}: bytes" in rejection.reason
+        assert found["bytes_read"] > NUM_BYTES
+
+
+def test_a_truncated_replica_is_not_even_read(nodes: Path) -> None:
+    path = shard(nodes, "node1", 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert (found["step"], found["bytes_read"]) == (20, NUM_BYTES)
+        assert str(path) in found["rejected"][0].reason
+
+
+def test_storage_stands_in_for_damaged_local_copies(nodes: Path) -> None:
+    shutil.copytree(
+        checkpoint_path(nodes / "saved", PREFIX, 20),
+        checkpoint_path(nodes / "storage", PREFIX, 20),
+    )
+    damage(shard(nodes, "node0", 1))
+    (found, *_) = run_ranks(restore, 4, TwoNodes(nodes), False)
+    assert (found["step"], found["tiers"]) == (20, ("local", "storage"))
+    assert len(found["rejected"]) == 1
+
+
+def test_a_damaged_manifest_is_read_elsewhere(nodes: Path) -> None:
+    manifest = checkpoint_path(nodes / "node0", PREFIX, 20) / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace('"step": 20', '"step": 21'))
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert (found["step"], found["bytes_read"]) == (20, NUM_BYTES)
+        (rejection,) = found["rejected"]
+        assert str(manifest) in rejection.reason
+
+
+def test_no_sound_copy_of_one_file_means_the_next_older_step(nodes: Path) -> None:
+    for node in ("node0", "node1"):
+        damage(shard(nodes, node, 2))
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert (found["step"], found["tiers"]) == (10, ("storage",))
+        assert [rejection.step for rejection in found["rejected"]] == [20, 20]
+        reasons = sorted(rejection.reason for rejection in found["rejected"])
+        for node, reason in zip(("node0", "node1"), reasons, strict=True):
+            assert str(shard(nodes, node, 2)) in reason
+
+
+def test_a_file_that_nobody_has_is_named(nodes: Path) -> None:
+    shard(nodes, "node0", 1).unlink()
+    (found, *_) = run_ranks(restore, 4, TwoNodes(nodes), False)
+    assert found["step"] == 10
+    (rejection,) = found["rejected"]
+    assert "no copy is left of shard-00001.bin" in rejection.reason
+
+
+def test_copies_of_another_save_of_the_step_are_not_mixed_in(nodes: Path) -> None:
+    other = checkpoint_path(nodes / "node1", PREFIX, 20)
+    shutil.rmtree(other)
+    run_ranks(save_steps, 4, str(nodes / "again"), False)
+    shutil.copytree(checkpoint_path(nodes / "again", PREFIX, 20), other)
+    manifest = read_manifest(other)
+    assert manifest.attempt == read_manifest(shard(nodes, "node0", 0).parent).attempt
+    for found in run_ranks(restore, 4, TwoNodes(nodes), False):
+        assert found["step"] == 20
+        assert len(found["sources"]) == 1
+
+
+def fail_to_fill(rank: int, group: dist.ProcessGroup, root: str) -> str:
+    held = find(StorageOnly(Path(root))(rank), group, [])
+    assert held is not None
+    tensors = laid_out(full_tensors(10), group, replicated=True)
+    if rank == 1:
+        tensors["rows"] = torch.zeros(3)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError) as caught:
+        fill_from(held, tensors)
+    assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_on_one_rank_changes_nothing_on_any(tmp_path: Path) -> None:
+    run_ranks(save_steps, 2, str(tmp_path), False)
+    messages = run_ranks(fail_to_fill, 2, str(tmp_path))
+    assert len(set(messages)) == 1
+    assert "rows is [1031, 257], expected [3]" in messages[0]
+    assert str(checkpoint_path(tmp_path, PREFIX, 20)) in messages[0]
