@@ -2,7 +2,8 @@
 
 A checkpoint is a directory `<prefix>-step-<step>` with one raw file of tensor bytes per rank and a
 `manifest.json` that was written last. It exists when that directory was renamed to this name, and
-only then. Reading one never executes code: the manifest is JSON and the shards are plain bytes.
+only then; on an object store, which cannot rename, when its manifest was put. Reading one never
+executes code: the manifest is JSON and the shards are plain bytes.
 """
 
 from hetero_fw.checkpoint.catalog import (
@@ -33,9 +34,17 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.object_place import ObjectPlace
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.checkpoint.storage import (
+    StorageError,
+    StoragePath,
+    is_object_store,
+    open_root,
+    scheme_of,
+)
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
@@ -53,11 +62,14 @@ __all__ = [
     "Likeness",
     "Manifest",
     "Metric",
+    "ObjectPlace",
     "OnPoint",
     "PruneReport",
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
+    "StorageError",
+    "StoragePath",
     "TensorDifference",
     "TensorEntry",
     "buffer_names",
@@ -70,14 +82,17 @@ __all__ = [
     "fenced_by",
     "find_restorable",
     "flatten_training_state",
+    "is_object_store",
     "list_checkpoints",
     "load_checkpoint",
     "load_weights",
+    "open_root",
     "prune",
     "published_paths",
     "read_info",
     "read_manifest",
     "restore_training_state",
+    "scheme_of",
     "verify_checkpoint",
     "weights_digest",
 ]
