@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from hetero_fw.app.compose import Composed, compose
 from hetero_fw.app.groups import CONFIG_DIR, ConfigSource
+from hetero_fw.app.storage_settings import conceal_file, storage_location
 from hetero_fw.app.validate import require_valid
 from hetero_fw.errors import ConfigError
 
@@ -41,7 +42,8 @@ def check_command_line(arguments: Sequence[str]) -> list[str]:
 def job_config(config: DictConfig) -> DictConfig:
     """The configuration of the run that Hydra is starting, complete and valid.
 
-    A run of a sweep lives in the directory that Hydra gave it.
+    A run of a sweep lives in the directory that Hydra gave it, and keeps its checkpoints below the
+    sweep's name if they are kept elsewhere: its own is only a number.
 
     Raises:
         ConfigError: lists every problem found.
@@ -50,6 +52,12 @@ def job_config(config: DictConfig) -> DictConfig:
     if hydra.mode is RunMode.MULTIRUN:
         directory = Path(hydra.runtime.output_dir)
         config.paths.root, config.run_name = str(directory.parent), directory.name
+        complete = require_valid(config)
+        if complete.ckpt.storage is not None:
+            complete.ckpt.storage = storage_location(complete, directory.parent.name)
+        # Hydra writes what the sweep was started with.
+        conceal_file(directory.parent / "multirun.yaml", complete)
+        return complete
     return require_valid(config)
 
 

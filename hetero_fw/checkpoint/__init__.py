@@ -11,6 +11,7 @@ from hetero_fw.checkpoint.catalog import (
     PruneReport,
     find_restorable,
     list_checkpoints,
+    num_attempts,
     prune,
     published_paths,
     read_info,
@@ -18,7 +19,7 @@ from hetero_fw.checkpoint.catalog import (
 )
 from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
 from hetero_fw.checkpoint.digest import weights_digest
-from hetero_fw.checkpoint.directories import checkpoint_path
+from hetero_fw.checkpoint.directories import checkpoint_path, step_of
 from hetero_fw.checkpoint.fencing import (
     AttemptDirectories,
     claim_attempt,
@@ -86,6 +87,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_weights",
+    "num_attempts",
     "open_root",
     "prune",
     "published_paths",
@@ -93,6 +95,7 @@ __all__ = [
     "read_manifest",
     "restore_training_state",
     "scheme_of",
+    "step_of",
     "verify_checkpoint",
     "weights_digest",
 ]

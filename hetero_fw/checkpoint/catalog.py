@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_fw.checkpoint.directories import checkpoint_path, retire, step_of
+from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
 from hetero_fw.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -17,7 +18,7 @@ from hetero_fw.checkpoint.manifest import (
     read_manifest,
 )
 from hetero_fw.checkpoint.object_store import ObjectStore
-from hetero_fw.checkpoint.object_versions import take_snapshot
+from hetero_fw.checkpoint.object_versions import newest_attempt, take_snapshot
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
@@ -167,6 +168,18 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
         if step is not None and path.is_dir():
             steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
+
+
+def num_attempts(root: StoragePath) -> int:
+    """One more than the number of the newest attempt that has begun to keep checkpoints here.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        return newest_attempt(ObjectStore(root)) + 1
+    newest = fenced_by(AttemptDirectories(root=root, attempt=-1))
+    return 0 if newest is None else newest + 1
 
 
 def read_info(path: StoragePath, prefix: str) -> CheckpointInfo:

@@ -94,6 +94,11 @@ class ObjectPlace:
     attempt: int
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
+    @classmethod
+    def at(cls, root: UPath, attempt: int) -> ObjectPlace:
+        """The place of an attempt at a root that is open already."""
+        return cls(url=str(root), attempt=attempt, options=dict(root.storage_options))
+
     @property
     def root(self) -> UPath:
         root = open_root(self.url, self.options)

@@ -6,6 +6,7 @@ here as well, because s3fs does not apply its own to a body that it is sending.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -106,9 +107,7 @@ class ObjectStore:
                 self._fs.pipe_file(self._path(key), content, mode="create", **self._limit)
         except StorageError as error:
             refused = error
-            cause = error.__cause__
-            cannot = isinstance(cause, NotImplementedError | ValueError | TypeError)
-            if cannot and key not in self.list(key.rpartition("/")[0]):
+            if _has_no_condition(error.__cause__) and key not in self.list(key.rpartition("/")[0]):
                 self.put(key, content)
         try:
             stored = self.read(key)
@@ -229,6 +228,12 @@ class _Parts:
         piece = self._content[index]
         self._on_piece(piece)
         return bytes(piece)
+
+
+def _has_no_condition(error: BaseException | None) -> bool:
+    """Whether a client or a storage does not know how to create only."""
+    is_refused = isinstance(error, RuntimeError | ValueError | TypeError)
+    return is_refused or (isinstance(error, OSError) and error.errno == errno.ENOSYS)
 
 
 def _is_s3(root: UPath) -> bool:

@@ -18,6 +18,7 @@ from typing_extensions import TypeIs
 from upath import UPath
 
 from hetero_fw.errors import CheckpointError, ConfigError, did_you_mean
+from hetero_fw.monitoring import without_secrets
 
 StoragePath = Path | UPath
 
@@ -31,9 +32,6 @@ NUM_PIECES_AHEAD = 8
 
 _S3 = ("s3", "s3a")
 _LOCAL = ("", "file", "local")
-# Options that help to find a fault and give nothing away, unless a password is part of them.
-_SHOWN_OPTIONS = ("endpoint_url", "host", "region_name")
-_SHORTEST_SECRET = 4
 # By name, because none of these clients needs to be installed: botocore, aiohttp, gcsfs.
 _TRANSIENT_KINDS = {
     "ClientConnectionError",
@@ -185,9 +183,7 @@ def describe_error(error: BaseException, options: Mapping[str, Any]) -> str:
         text = "no answer in time"
     elif isinstance(error, OSError) and error.errno is not None and error.args[1:]:
         text = " ".join(map(str, error.args[1:]))
-    for secret in _secrets(options):
-        text = text.replace(secret, "***")
-    return text or type(error).__name__
+    return without_secrets(text, options) or type(error).__name__
 
 
 def _client_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,18 +217,3 @@ def _is_transient(error: BaseException) -> bool:
         return code >= 500 or code in (408, 429)
     # A first argument that is a number is an errno even where Python does not set it.
     return isinstance(error, OSError) and error.errno not in _PERMANENT_ERRNOS
-
-
-def _secrets(options: Any, name: str = "") -> Iterator[str]:
-    """Every text in the options that must not be shown, longest first where they are nested."""
-    if isinstance(options, Mapping):
-        for key, value in options.items():
-            yield from _secrets(value, str(key))
-    elif isinstance(options, list | tuple):
-        for value in options:
-            yield from _secrets(value, name)
-    elif options is not None and not isinstance(options, bool):
-        text = str(options)
-        is_shown = name in _SHOWN_OPTIONS and "@" not in text
-        if not is_shown and len(text) >= _SHORTEST_SECRET:
-            yield text
