@@ -23,7 +23,9 @@ from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import MASK, without_secrets
 
 OPTIONS_VARIABLE = "HETERO_STORAGE_OPTIONS"
-_REFERENCE = re.compile(r"\$\{oc\.env:[A-Za-z_]\w*\}")
+# Variables that only the process of the command line has.
+VEIL_PREFIX = f"{OPTIONS_VARIABLE}_"
+_REFERENCE = re.compile(rf"\$\{{oc\.env:(?!{VEIL_PREFIX})[A-Za-z_]\w*\}}")
 
 
 @dataclass(frozen=True, kw_only=True)
