@@ -14,6 +14,7 @@ from hetero_fw.app.schema import (
     Component,
     Config,
     Key,
+    Options,
     Rule,
     entry_type,
     keys_of,
@@ -87,6 +88,8 @@ def _check_mapping(
     for option in options:
         if option is Component:
             yield from _check_component(value, path)
+            return
+        if option is Options:
             return
         if is_dataclass(option):
             yield from check_section(value, option, path)  # type: ignore[arg-type]
@@ -199,7 +202,7 @@ def _describe_one(option: Any, rule: Rule) -> str:
         return "a section with a _target_"
     if is_dataclass(option):
         return "a section with the keys " + ", ".join(keys_of(option))  # type: ignore[arg-type]
-    if get_origin(option) is dict:
+    if option is Options or get_origin(option) is dict:
         return "a section"
     if option is str and rule.catalog is not None:
         return "one of " + ", ".join(rule.catalog)

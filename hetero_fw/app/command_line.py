@@ -13,7 +13,9 @@ from omegaconf import DictConfig
 
 from hetero_fw.app.compose import Composed, compose
 from hetero_fw.app.groups import CONFIG_DIR, ConfigSource
+from hetero_fw.app.storage_settings import conceal_file, storage_location
 from hetero_fw.app.validate import require_valid
+from hetero_fw.app.veil import veiled
 from hetero_fw.errors import ConfigError
 
 
@@ -21,7 +23,8 @@ def check_command_line(arguments: Sequence[str]) -> list[str]:
     """Check the arguments of train.py and rewrite them for `hydra.main`.
 
     Flags go first, because Hydra loses overrides that follow a flag; keys that the schema knows
-    but no file mentions get the `++` that Hydra asks for; a named sweep gets its directory.
+    but no file mentions get the `++` that Hydra asks for; a named sweep gets its directory; values
+    of `ckpt.storage_options` become references, because Hydra shows and stores what it gets.
     Requests for help or information pass through unchecked.
 
     Raises:
@@ -35,13 +38,14 @@ def check_command_line(arguments: Sequence[str]) -> list[str]:
     # A configuration that is only shown may have wrong values: looking is how they are found.
     shown = () if flags.cfg else composed.value_problems
     ConfigError.collect(map(str, (*composed.composition_problems, *shown)))
-    return [*given, *composed.overrides, *_sweep_directory(composed, flags.overrides)]
+    return [*given, *veiled(composed.overrides), *_sweep_directory(composed, flags.overrides)]
 
 
 def job_config(config: DictConfig) -> DictConfig:
     """The configuration of the run that Hydra is starting, complete and valid.
 
-    A run of a sweep lives in the directory that Hydra gave it.
+    A run of a sweep lives in the directory that Hydra gave it, and keeps its checkpoints below the
+    sweep's name if they are kept elsewhere: its own is only a number.
 
     Raises:
         ConfigError: lists every problem found.
@@ -50,6 +54,12 @@ def job_config(config: DictConfig) -> DictConfig:
     if hydra.mode is RunMode.MULTIRUN:
         directory = Path(hydra.runtime.output_dir)
         config.paths.root, config.run_name = str(directory.parent), directory.name
+        complete = require_valid(config)
+        if complete.ckpt.storage is not None:
+            complete.ckpt.storage = storage_location(complete, directory.parent.name)
+        # Hydra writes what the sweep was started with.
+        conceal_file(directory.parent / "multirun.yaml", complete)
+        return complete
     return require_valid(config)
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hetero_fw.app.defaults import complete
 from hetero_fw.app.groups import GLOBAL_GROUPS, ConfigLibrary, ConfigSource
 from hetero_fw.app.overrides import apply, for_hydra, parse
-from hetero_fw.app.problem import Problem, is_inside
+from hetero_fw.app.problem import Problem, is_hidden, is_inside
 from hetero_fw.app.validate import find_problems
 from hetero_fw.errors import ConfigError
 
@@ -197,6 +197,8 @@ def _values(override: Override, library: ConfigLibrary) -> list[Override]:
 
 def _needs_multirun(override: Override) -> Problem:
     key, value = override.key_or_group, override.get_value_string()
+    if is_hidden(key):
+        return Problem(key, "one value holds a comma. Put quotes around it: key='\"a,b\"'.")
     rule = f"several values need -m (one run for each). Write a list as {key}=[{value}]."
     return Problem(key, rule, given=value)
 

@@ -13,9 +13,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hetero_fw.app.check import join, shown, unknown_key
-from hetero_fw.app.problem import Problem
-from hetero_fw.app.schema import Config, keys_of, section_of
+from hetero_fw.app.problem import Problem, is_hidden
+from hetero_fw.app.schema import Config, Options, keys_of, section_of
 from hetero_fw.app.targets import accepted_arguments
+from hetero_fw.monitoring import MASK
 
 
 def parse(texts: Iterable[str], loader: ConfigLoader) -> tuple[list[Override], list[Problem]]:
@@ -29,7 +30,7 @@ def parse(texts: Iterable[str], loader: ConfigLoader) -> tuple[list[Override], l
         try:
             overrides += parser.parse_overrides([text])
         except HydraException as error:
-            reason = str(error).splitlines()[0]
+            reason = MASK if is_hidden(text) else str(error).splitlines()[0]
             rule = (
                 f"cannot be read ({reason}). Put quotes around special characters: key='\"a b\"'."
             )
@@ -59,7 +60,8 @@ def apply(override: Override, config: DictConfig, groups: Iterable[str]) -> Prob
             else:
                 OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
     except OmegaConfBaseException as error:
-        rule = f"cannot be set: {str(error).splitlines()[0]}."
+        reason = MASK if is_hidden(key) else str(error).splitlines()[0]
+        rule = f"cannot be set: {reason}."
         return Problem(key, rule, given=shown(override.value()))
     return None
 
@@ -83,7 +85,8 @@ def _existence_problem(
     if override.is_add():
         is_value = not isinstance(override.value(), dict | list)
         if exists and is_value and OmegaConf.select(config, key) is not None:
-            rule = f"exists already. Drop the +: {key}={shown(override.value())}."
+            value = "VALUE" if is_hidden(key) else shown(override.value())
+            rule = f"exists already. Drop the +: {key}={value}."
             return Problem(f"+{key}", rule)
         return None
     if exists or override.is_force_add() or is_declared(key, config) or _is_argument(key, config):
@@ -129,6 +132,8 @@ def is_declared(key: str, config: DictConfig) -> bool:
     path = ""
     for name in key.split("."):
         path = join(path, name)
+        if annotation is Options:
+            return True
         if get_origin(annotation) is dict:
             if not _exists(config, path):
                 return False

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetero_fw.errors import ConfigError
+from hetero_fw.monitoring import MASK
 
 CONFIG_ERROR_STATUS = 2
+# Its values are not shown, right or wrong.
+_HIDDEN = "ckpt.storage_options"
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,12 @@ class Problem:
     given: object = None
 
     def __str__(self) -> str:
+        path = self.path
         given = "" if self.given is None else f"={self.given}"
-        return f"{self.path}{given}: {self.rule}"
+        if is_hidden(path):
+            path, separator, _ = path.partition("=")
+            given = f"={MASK}" if given or separator else ""
+        return f"{path}{given}: {self.rule}"
 
     def touches(self, key: str) -> bool:
         """Whether it concerns `key`, something inside it or something that it is inside of."""
@@ -37,6 +44,11 @@ class Problem:
 def is_inside(path: str, key: str) -> bool:
     """Whether `path` is `key` or something inside it."""
     return path == key or path.startswith((f"{key}.", f"{key}["))
+
+
+def is_hidden(path: str) -> bool:
+    """Whether the value of the key or the override `path` must not be shown."""
+    return is_inside(path.lstrip("+~").partition("=")[0], _HIDDEN)
 
 
 def report_config_error(error: ConfigError) -> int:

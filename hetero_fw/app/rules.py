@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsspec.registry import known_implementations
+
 from hetero_fw.app.problem import Problem
 from hetero_fw.errors import did_you_mean
 
@@ -152,6 +154,42 @@ def _prefix(values: Values) -> Iterator[Problem]:
         yield Problem("ckpt.prefix", rule, given=prefix)
 
 
+def _storage(values: Values) -> Iterator[Problem]:
+    storage = values["ckpt"]["storage"]
+    if storage is None:
+        return
+    scheme, separator, rest = storage.partition("://")
+    if separator and re.search(r":[^/]*@", rest):
+        rule = (
+            "holds a password, and is shown where a run keeps its checkpoints. Put it into "
+            "ckpt.storage_options, best as ${oc.env:NAME}."
+        )
+        yield Problem("ckpt.storage", rule)
+    elif not storage.strip() or (separator and not rest.strip("/")):
+        rule = (
+            "names no place. Give a path, or a URL such as s3://bucket/folder, or null for the "
+            "run directory."
+        )
+        yield Problem("ckpt.storage", rule, given=repr(storage) if not storage.strip() else storage)
+    elif "::" in storage:
+        rule = "is a chain of storages; checkpoints go to one directly, without a cache between."
+        yield Problem("ckpt.storage", rule, given=storage)
+    elif separator and scheme not in known_implementations:
+        rule = (
+            f"{scheme}:// is no storage that fsspec knows."
+            f"{did_you_mean(scheme, known_implementations)} Give a path, or a URL such as "
+            "s3://bucket/folder, gs://bucket/folder or hdfs://host/folder."
+        )
+        yield Problem("ckpt.storage", rule, given=storage)
+
+
+def _storage_options(values: Values) -> Iterator[Problem]:
+    ckpt = values["ckpt"]
+    if ckpt["storage_options"] and "://" not in (ckpt["storage"] or ""):
+        rule = "have no effect without a URL in ckpt.storage."
+        yield Problem("ckpt.storage_options", rule)
+
+
 def _prior_groups(values: Values) -> Iterator[Problem]:
     prior_s, groups = values["ckpt"]["prior_mtbf_s"], values["hardware"]["groups"]
     # Without declared groups, those of this machine are found when the run starts.
@@ -206,6 +244,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("optim",), _optimizer),
     (("trainer.val_interval_steps", "data.val"), _validation),
     (("ckpt.prefix",), _prefix),
+    (("ckpt.storage",), _storage),
+    (("ckpt.storage", "ckpt.storage_options"), _storage_options),
     (("ckpt.prior_mtbf_s", "hardware.groups"), _prior_groups),
     (("model.init_from",), _init_from),
     (("callbacks.emergency_save",), _limits),

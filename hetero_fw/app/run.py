@@ -17,6 +17,13 @@ from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
+from hetero_fw.app.storage_settings import (
+    StoredRun,
+    concealed,
+    export_options,
+    storage_location,
+    storage_of,
+)
 from hetero_fw.app.validate import validate
 from hetero_fw.data import check_paths
 from hetero_fw.errors import ConfigError
@@ -62,7 +69,10 @@ def _run(cfg: DictConfig) -> int:
     previous = _previous_run(cfg)
     host_flops_per_s = _host_flops(previous)
     plan = plan_for(cfg, host_flops_per_s=host_flops_per_s)
-    _check_resume(cfg, previous)
+    stored = StoredRun()
+    if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
+        stored = _look_at_storage(cfg, previous, plan)
+        _check_resume(cfg, previous, stored)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
     with run_dir.lock():
         if cfg.mode == "train" and _is_done(cfg, run_dir):
@@ -71,12 +81,13 @@ def _run(cfg: DictConfig) -> int:
         if cfg.mode == "plan" and run_dir.attempt_numbers():
             print(f"not written: {run_dir.path} keeps the plan that its run has trained with")
             return 0
+        export_options(cfg)
         cfg = _with_run_path(cfg, run_dir)
         _write_plan(run_dir, plan)
         if cfg.mode == "plan":
             print(f"plan written to {run_dir.plan_path}", flush=True)
             return 0
-        return _train(cfg, run_dir, plan)
+        return _train(cfg, run_dir, plan, stored)
 
 
 def _check_data(cfg: DictConfig) -> None:
@@ -112,28 +123,47 @@ def _host_flops(previous: RunDirectory | None) -> float | None:
     return float(emulation["host_flops_per_s"]) if emulation else None
 
 
-def _check_resume(cfg: DictConfig, previous: RunDirectory | None) -> None:
+def _look_at_storage(
+    cfg: DictConfig, previous: RunDirectory | None, plan: ParallelPlan
+) -> StoredRun:
+    """What is kept of this run so far; a storage that does not answer is told before the start."""
+    if cfg.ckpt.storage is None:
+        # Not by the code that knows remote storages: that takes torch, and this is at hand.
+        names = _committed(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
+        return StoredRun(checkpoints=names)
+    if cfg.ckpt.storage.startswith("memory://") and plan.world_size > 1:
+        raise ConfigError(
+            f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and this run "
+            f"has {plan.world_size} ranks. Use a path or another URL."
+        )
+    from hetero_fw.app.places import look_at, storage_root
+
+    # A new run's name is not known yet; that the storage answers can be seen all the same.
+    return look_at(storage_root(cfg, cfg.run_name or ".new"), cfg.ckpt.prefix)
+
+
+def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> None:
     """Judge `resume` before anything is created."""
-    committed = _committed(previous, cfg.ckpt.prefix)
-    if cfg.resume == "must" and not committed:
-        where = previous.checkpoints_path if previous else "that directory does not exist"
+    where = str(previous.checkpoints_path) if previous else "that directory does not exist"
+    if cfg.run_name is not None:
+        where = storage_location(cfg, cfg.run_name) or where
+    if cfg.resume == "must" and not stored.checkpoints:
         raise ConfigError(
             f"resume=must, but run_name={cfg.run_name} has no checkpoint to continue from "
             f"({where}). Use resume=auto to start fresh."
         )
-    if cfg.resume == "never" and committed:
-        assert previous is not None
+    if cfg.resume == "never" and stored.checkpoints:
         raise ConfigError(
-            f"resume=never, but {previous.path} holds {len(committed)} checkpoints of an earlier "
+            f"resume=never, but {where} holds {len(stored.checkpoints)} checkpoints of an earlier "
             "run, which a fresh start would overwrite. Choose another run_name or resume=auto."
         )
 
 
-def _committed(run_dir: RunDirectory | None, prefix: str) -> list[Path]:
-    """Published checkpoints by name, without reading them."""
-    if run_dir is None or not run_dir.checkpoints_path.is_dir():
-        return []
-    return sorted(run_dir.checkpoints_path.glob(f"{prefix}-step-*/manifest.json"))
+def _committed(root: Path | None, prefix: str) -> tuple[str, ...]:
+    """Names of published checkpoints, without reading them."""
+    if root is None or not root.is_dir():
+        return ()
+    return tuple(sorted(path.parent.name for path in root.glob(f"{prefix}-step-*/manifest.json")))
 
 
 def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
@@ -144,7 +174,10 @@ def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
     resolved.run_name = run_dir.name
     resolved.paths.run_dir = str(run_dir.path)
     resolved.pop("hydra", None)
+    hidden = concealed(resolved)
     OmegaConf.resolve(resolved)
+    resolved.ckpt.storage = storage_of(resolved)
+    resolved.ckpt.storage_options = hidden
     path = run_dir.hydra_path / "config.yaml"
     path.parent.mkdir(exist_ok=True)
     text = OmegaConf.to_yaml(resolved)
@@ -183,7 +216,7 @@ def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
     return is_done
 
 
-def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
+def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: StoredRun) -> int:
     """Supervise attempts to the end of the run and leave its summary."""
     _prepare_environment()
     # torch takes seconds to import; nothing before this point needs it.
@@ -194,7 +227,7 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
     stop.listen(signal.SIGINT, *by_name(stop_signals(cfg)))
     save.listen(*by_name(save_signals(cfg)))
     ignore_others(*stop_signals(cfg), *save_signals(cfg))
-    _tell_start(cfg, run_dir)
+    _tell_start(cfg, run_dir, stored)
     supervisor = Supervisor(
         run_dir=run_dir,
         config=RecoveryConfig(**OmegaConf.to_container(cfg.recovery)),  # type: ignore[arg-type]
@@ -203,6 +236,7 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan) -> int:
         stop=stop,
         save=save,
         announce=_announce,
+        first_attempt=stored.num_attempts,
     )
     outcome = supervisor.run(_preparer(cfg, run_dir, plan, supervisor.store))
     _finish(cfg, run_dir, plan, outcome)
@@ -234,10 +268,11 @@ def _preload(cfg: DictConfig) -> list[str]:
     return ["hetero_fw.app.preload"]
 
 
-def _tell_start(cfg: DictConfig, run_dir: RunDirectory) -> None:
-    committed = _committed(run_dir, cfg.ckpt.prefix)
-    newest = f"newest checkpoint {committed[-1].parent.name}" if committed else "fresh start"
-    print(f"run directory {run_dir.path} ({newest})", flush=True)
+def _tell_start(cfg: DictConfig, run_dir: RunDirectory, stored: StoredRun) -> None:
+    newest = f"newest checkpoint {stored.checkpoints[-1]}" if stored.checkpoints else "fresh start"
+    location = storage_location(cfg, run_dir.name)
+    where = f", checkpoints in {location}" if location is not None else ""
+    print(f"run directory {run_dir.path}{where} ({newest})", flush=True)
 
 
 def _preparer(

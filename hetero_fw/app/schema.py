@@ -24,6 +24,10 @@ class Component(dict[str, Any]):
     """A subtree with a `_target_`; its other keys are the target's arguments, free in form."""
 
 
+class Options(dict[str, Any]):
+    """A subtree that only its reader knows; free in form, and never shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a key must satisfy besides its type.
@@ -138,6 +142,8 @@ class Ckpt:
     monitor_mode: Literal["min", "max"] = key("min", "whether less or more is better")
     keep_every_n_steps: int | None = key(None, "keep those of every n-th step", at_least=1)
     prefix: str = key("hetero_ckpt", "checkpoints are named <prefix>-step-<step>")
+    storage: str | None = key(None, "URL or path to keep checkpoints in, null: the run directory")
+    storage_options: Options = key(dict, "options of the storage's client, never shown")
     async_mode: Literal["async_with_pinned_mem", "async", "disabled"] = key(
         "async_with_pinned_mem", "how saves run beside training"
     )

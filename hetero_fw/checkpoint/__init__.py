@@ -2,7 +2,8 @@
 
 A checkpoint is a directory `<prefix>-step-<step>` with one raw file of tensor bytes per rank and a
 `manifest.json` that was written last. It exists when that directory was renamed to this name, and
-only then. Reading one never executes code: the manifest is JSON and the shards are plain bytes.
+only then; on an object store, which cannot rename, when its manifest was put. Reading one never
+executes code: the manifest is JSON and the shards are plain bytes.
 """
 
 from hetero_fw.checkpoint.catalog import (
@@ -10,6 +11,7 @@ from hetero_fw.checkpoint.catalog import (
     PruneReport,
     find_restorable,
     list_checkpoints,
+    num_attempts,
     prune,
     published_paths,
     read_info,
@@ -17,7 +19,7 @@ from hetero_fw.checkpoint.catalog import (
 )
 from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
 from hetero_fw.checkpoint.digest import weights_digest
-from hetero_fw.checkpoint.directories import checkpoint_path
+from hetero_fw.checkpoint.directories import checkpoint_path, step_of
 from hetero_fw.checkpoint.fencing import (
     AttemptDirectories,
     claim_attempt,
@@ -36,6 +38,7 @@ from hetero_fw.checkpoint.manifest import (
 )
 from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles
+from hetero_fw.checkpoint.object_place import ObjectPlace
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.quarantine import (
     Incident,
@@ -49,6 +52,13 @@ from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
 from hetero_fw.checkpoint.search import TierRoot, find_newest
 from hetero_fw.checkpoint.sources import Rejection
+from hetero_fw.checkpoint.storage import (
+    StorageError,
+    StoragePath,
+    is_object_store,
+    open_root,
+    scheme_of,
+)
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
@@ -75,6 +85,7 @@ __all__ = [
     "NodePlace",
     "NodeRoles",
     "NodeTier",
+    "ObjectPlace",
     "OnPoint",
     "Place",
     "PruneReport",
@@ -85,6 +96,8 @@ __all__ = [
     "SaveOutcome",
     "SavePoint",
     "SaveProgress",
+    "StorageError",
+    "StoragePath",
     "TensorDifference",
     "TensorEntry",
     "TierRoot",
@@ -101,9 +114,12 @@ __all__ = [
     "find_newest",
     "find_restorable",
     "flatten_training_state",
+    "is_object_store",
     "list_checkpoints",
     "load_checkpoint",
     "load_weights",
+    "num_attempts",
+    "open_root",
     "optimized_names",
     "prune",
     "published_paths",
@@ -113,6 +129,8 @@ __all__ = [
     "record_incident",
     "restore_held_state",
     "restore_training_state",
+    "scheme_of",
+    "step_of",
     "verify_checkpoint",
     "weights_digest",
 ]

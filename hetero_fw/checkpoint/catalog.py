@@ -6,8 +6,10 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetero_fw.checkpoint.directories import checkpoint_path, retire, step_of
+from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
 from hetero_fw.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -15,13 +17,17 @@ from hetero_fw.checkpoint.manifest import (
     Metric,
     read_manifest,
 )
-from hetero_fw.checkpoint.quarantine import read_quarantine
+from hetero_fw.checkpoint.object_store import ObjectStore
+from hetero_fw.checkpoint.object_versions import newest_attempt, take_snapshot
+from hetero_fw.checkpoint.quarantine import Quarantine, read_quarantine
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
+from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import CommittedCheckpoint, RetentionRule, decide_retention
 
-OnRejected = Callable[[Path, str], None]
+# Of the checkpoint's path and what is wrong with it.
+OnRejected = Callable[[Any, str], None]
 
 # As many as retention protects.
 NUM_TO_VERIFY = 2
@@ -35,7 +41,7 @@ class CheckpointInfo:
         quarantine: why no run continues from it although its bytes are sound; None if one may.
     """
 
-    path: Path
+    path: StoragePath
     step: int
     attempt: int
     world_size: int
@@ -57,49 +63,65 @@ class CheckpointInfo:
 class PruneReport:
     """What `prune` deleted, which steps it knows to be intact, and why it stopped there."""
 
-    deleted: tuple[Path, ...]
+    deleted: tuple[StoragePath, ...]
     verified_steps: frozenset[int]
     reason: str
 
 
-def list_checkpoints(root: Path, prefix: str) -> tuple[CheckpointInfo, ...]:
-    """Published checkpoints with a readable manifest, newest first."""
-    infos = []
-    for path in published_paths(root, prefix):
+def list_checkpoints(root: StoragePath, prefix: str) -> tuple[CheckpointInfo, ...]:
+    """Published checkpoints with a readable manifest, newest first.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    infos: list[CheckpointInfo] = []
+    paths = list(published_paths(root, prefix))
+    quarantine = read_quarantine(root) if paths else Quarantine()
+    for path in paths:
         try:
-            infos.append(read_info(path, prefix))
-        except CheckpointError:
-            continue
+            infos.append(read_info(path, prefix, quarantine))
+        except CheckpointError as error:
+            if _may_be_intact(error):
+                raise
     return tuple(infos)
 
 
-def verify_checkpoint(checkpoint: CheckpointInfo | Path) -> None:
+def verify_checkpoint(checkpoint: CheckpointInfo | StoragePath) -> None:
     """Compare every byte with the manifest.
 
     Raises:
         CheckpointError: names the first file that is not as it was written, and how.
+        StorageError: a remote storage refuses or does not answer.
     """
-    path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint)
+    path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else checkpoint
     for file in read_manifest(path).files:
         _verify_file(path, file)
 
 
-def find_restorable(root: Path, prefix: str, on_rejected: OnRejected) -> CheckpointInfo | None:
+def find_restorable(
+    root: StoragePath, prefix: str, on_rejected: OnRejected
+) -> CheckpointInfo | None:
     """Newest checkpoint whose every byte is as it was written; None if there is none.
 
     Called by one rank, which tells the others. `on_rejected(path, reason)` is called for every
     newer one that failed.
+
+    Raises:
+        StorageError: a remote storage does not answer. Going back to an older checkpoint would
+            lose work for nothing then.
     """
     for path in published_paths(root, prefix):
         try:
             manifest = _manifest_of(path, prefix)
             if not manifest.is_finite:
                 raise CheckpointError(f"{path}: it holds values that are not finite")
-            info = _info(path, manifest)
+            info = info_of(path, manifest)
             if info.quarantine is not None:
                 raise CheckpointError(f"{path}: {info.quarantine}")
             verify_checkpoint(path)
         except CheckpointError as error:
+            if _may_be_intact(error):
+                raise
             on_rejected(path, str(error))
         else:
             return info
@@ -115,7 +137,7 @@ def prune(
     verified_steps: Collection[int] = (),
     on_point: OnPoint = pass_by,
 ) -> PruneReport:
-    """Delete what `policies.decide_retention` gives up. Called by one rank.
+    """Delete what `policies.decide_retention` gives up in a local directory. Called by one rank.
 
     Args:
         root: directory of the checkpoints.
@@ -133,7 +155,7 @@ def prune(
     verified = frozenset(verified_steps) & {info.step for info in infos}
     if len(infos) > rule.keep_latest_k:  # otherwise nothing can go and nothing needs to be read
         verified = _verify_newest(infos, verified)
-    decision = decide_retention([_facts(info, verified, rule) for info in infos], rule)
+    decision = decide_retention([retention_facts(info, verified, rule) for info in infos], rule)
     deleted = tuple(checkpoint_path(root, prefix, step) for step in decision.delete_steps)
     for path in deleted:
         retire(path, into=into, token=secrets.token_hex(4), on_point=on_point)
@@ -144,33 +166,62 @@ def prune(
     )
 
 
-def published_paths(root: Path, prefix: str) -> Iterator[Path]:
-    """Directories with the name of a checkpoint, newest first, whatever is in them."""
+def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
+    """Directories with the name of a checkpoint, newest first, whatever is in them.
+
+    On a remote storage, those that have a manifest and that no later attempt has ruled out; there
+    may be several of a step, the newest first.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        versions = take_snapshot(ObjectStore(root)).checkpoints(prefix)
+        return (root / version.name for version in versions)
     steps = []
-    for path in Path(root).glob(f"{prefix}-step-*"):
+    for path in root.glob(f"{prefix}-step-*"):
         step = step_of(path.name, prefix)
         if step is not None and path.is_dir():
             steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
 
 
-def read_info(path: Path, prefix: str) -> CheckpointInfo:
+def num_attempts(root: StoragePath) -> int:
+    """One more than the number of the newest attempt that has begun to keep checkpoints here.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        return newest_attempt(ObjectStore(root)) + 1
+    newest = fenced_by(AttemptDirectories(root=root, attempt=-1))
+    return 0 if newest is None else newest + 1
+
+
+def read_info(
+    path: StoragePath, prefix: str, quarantine: Quarantine | None = None
+) -> CheckpointInfo:
     """What the manifest of the published checkpoint `path` says.
 
     Raises:
         CheckpointError: the manifest cannot be read or belongs to another step.
     """
-    return _info(path, _manifest_of(path, prefix))
+    return info_of(path, _manifest_of(path, prefix), quarantine)
 
 
-def _manifest_of(path: Path, prefix: str) -> Manifest:
+def _manifest_of(path: StoragePath, prefix: str) -> Manifest:
     manifest = read_manifest(path)
     if step_of(path.name, prefix) != manifest.step:
         raise CheckpointError(f"{path / MANIFEST_NAME}: is the manifest of step {manifest.step}")
     return manifest
 
 
-def _info(path: Path, manifest: Manifest) -> CheckpointInfo:
+def info_of(
+    path: StoragePath, manifest: Manifest, quarantine: Quarantine | None = None
+) -> CheckpointInfo:
+    """The facts of a manifest that was read, and of `quarantine`, which is read if it is None."""
+    if quarantine is None:
+        quarantine = read_quarantine(path.parent)
     return CheckpointInfo(
         path=path,
         step=manifest.step,
@@ -182,11 +233,15 @@ def _info(path: Path, manifest: Manifest) -> CheckpointInfo:
         reason=manifest.reason,
         is_finite=manifest.is_finite,
         metric=manifest.metric,
-        quarantine=read_quarantine(path.parent).reason(manifest.step, manifest.attempt),
+        quarantine=quarantine.reason(manifest.step, manifest.attempt),
     )
 
 
-def _verify_file(directory: Path, file: FileEntry) -> None:
+def _may_be_intact(error: CheckpointError) -> bool:
+    return isinstance(error, StorageError) and error.is_transient
+
+
+def _verify_file(directory: StoragePath, file: FileEntry) -> None:
     path = directory / file.name
     try:
         size, digest = hash_file(path)
@@ -198,9 +253,10 @@ def _verify_file(directory: Path, file: FileEntry) -> None:
         raise CheckpointError(f"{path}: its bytes are not those that were written (xxh3_128)")
 
 
-def _facts(
+def retention_facts(
     info: CheckpointInfo, verified_steps: Collection[int], rule: RetentionRule
 ) -> CommittedCheckpoint:
+    """What retention needs to know of a checkpoint."""
     has_metric = info.metric is not None and info.metric.name == rule.monitor
     return CommittedCheckpoint(
         step=info.step,

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry, read_manifest
+from hetero_fw.checkpoint.storage import StoragePath
 
 
 class Likeness(StrEnum):
@@ -38,7 +40,7 @@ class TensorDifference:
     detail: str = ""
 
 
-def compare_checkpoints(path_a: Path, path_b: Path) -> Iterator[TensorDifference]:
+def compare_checkpoints(path_a: StoragePath, path_b: StoragePath) -> Iterator[TensorDifference]:
     """Compare two checkpoint directories in the order of names, one tensor in memory at a time.
 
     Raises:
@@ -59,10 +61,10 @@ def compare_checkpoints(path_a: Path, path_b: Path) -> Iterator[TensorDifference
             yield _compare(fqn, _read(path_a, manifest_a, fqn), _read(path_b, manifest_b, fqn))
 
 
-def _read(path: Path, manifest: Manifest, fqn: str) -> torch.Tensor:
+def _read(path: StoragePath, manifest: Manifest, fqn: str) -> torch.Tensor:
     entry = manifest.tensors[fqn]
     tensors = {fqn: torch.empty(entry.size, dtype=entry.torch_dtype)}
-    fill_tensors(path, manifest, tensors)
+    fill_tensors(cast(Path, path), manifest, tensors)
     return tensors[fqn]
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
@@ -13,6 +14,11 @@ from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 # Marks in the names of what was moved away from its published name.
 REPLACED = ".replaced-"
 PRUNED = ".pruned-"
+
+# On an object store each save of a step has a name of its own.
+_NAME = re.compile(
+    r"(?P<prefix>.+)-step-(?P<step>\d{8,})(?:\.(?P<attempt>\d+)-(?P<token>[0-9a-zA-Z]+))?"
+)
 
 
 def checkpoint_name(prefix: str, step: int) -> str:
@@ -25,10 +31,43 @@ def checkpoint_path(root: Path, prefix: str, step: int) -> Path:
     return Path(root) / checkpoint_name(prefix, step)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointName:
+    """The parts of a directory's name.
+
+    Attributes:
+        attempt: that has made it; None where the name does not tell.
+        token: that tells it from other saves of the step; "" where there are none.
+    """
+
+    prefix: str
+    step: int
+    attempt: int | None = None
+    token: str = ""
+
+
+def parse_name(name: str) -> CheckpointName | None:
+    """Take the name of a checkpoint's directory apart; None if it is not one."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return CheckpointName(
+        prefix=match["prefix"],
+        step=int(match["step"]),
+        attempt=int(match["attempt"]) if match["attempt"] is not None else None,
+        token=match["token"] or "",
+    )
+
+
+def version_name(name: str, attempt: int, token: str) -> str:
+    """The directory of one save of the checkpoint `name`, where nothing can be renamed."""
+    return f"{name}.{attempt}-{token}"
+
+
 def step_of(name: str, prefix: str) -> int | None:
     """The step of a published checkpoint by its directory's name; None if it is not one."""
-    match = re.fullmatch(rf"{re.escape(prefix)}-step-(\d{{8,}})", name)
-    return int(match[1]) if match is not None else None
+    parsed = parse_name(name)
+    return parsed.step if parsed is not None and parsed.prefix == prefix else None
 
 
 def sync_directory(path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
+from hetero_fw.checkpoint.storage import StorageError, StoragePath, read_bytes
 from hetero_fw.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
@@ -137,15 +138,18 @@ class Manifest:
         return manifest
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: StoragePath) -> Manifest:
     """Read the manifest of the checkpoint directory `path`; no tensor is read.
 
     Raises:
         CheckpointError: it is missing, unreadable or was changed. Names the file.
+        StorageError: a remote storage refuses or does not answer.
     """
-    file = Path(path) / MANIFEST_NAME
+    file = path / MANIFEST_NAME
     try:
-        return Manifest.from_json(file.read_text(encoding="utf-8"))
+        return Manifest.from_json(read_bytes(file).decode("utf-8"))
+    except StorageError:
+        raise
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
         raise CheckpointError(f"{file}: {error}") from error
 

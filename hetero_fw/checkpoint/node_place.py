@@ -92,7 +92,7 @@ class NodePlace(DirectoryPlace):
             CommittedCheckpoint(
                 step=info.step,
                 is_verified=info.step in verified_steps,
-                is_finite=info.is_finite,
+                is_finite=info.is_sane,
                 metric=None,
             )
             for info in list_checkpoints(root, prefix)

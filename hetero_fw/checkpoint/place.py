@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from hetero_fw.checkpoint.catalog import PruneReport, prune
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
-from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
+from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
 from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule
 
 if TYPE_CHECKING:
     from hetero_fw.checkpoint.commit import SaveSpec
-
-AnyPath = Path  # every kind of storage is read through objects with this interface
 
 
 class Place(Protocol):
@@ -30,7 +29,14 @@ class Place(Protocol):
     Every method may block as long as the storage does; whoever calls has a deadline of its own.
     """
 
-    def location(self, spec: SaveSpec) -> AnyPath:
+    def claim(self) -> None:
+        """Begin the attempt: fence every older one and clear up behind it. One rank, once, first.
+
+        Raises:
+            CheckpointError: this or a later attempt has begun already, or the storage refuses.
+        """
+
+    def location(self, spec: SaveSpec) -> StoragePath:
         """Where the checkpoint is once it is published."""
 
     def write_shard(self, spec: SaveSpec, content: memoryview, layout: ShardLayout) -> WrittenShard:
@@ -39,7 +45,8 @@ class Place(Protocol):
         May be called again after it failed.
 
         Raises:
-            OSError: the storage refuses it.
+            OSError: a local storage refuses it, and so in the other methods.
+            StorageError: a remote one does.
         """
 
     def publish(self, spec: SaveSpec, manifest: Manifest) -> None:
@@ -76,6 +83,9 @@ class DirectoryPlace:
     """A directory on a file system that all ranks see, with atomic renames, as POSIX has them."""
 
     directories: AttemptDirectories
+
+    def claim(self) -> None:
+        claim_attempt(self.directories.root, self.directories.attempt)
 
     def location(self, spec: SaveSpec) -> Path:
         return self.directories.root / spec.name

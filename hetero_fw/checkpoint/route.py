@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_job import SaveJob
@@ -66,7 +67,7 @@ class Route:
 def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
     """The same save on its way to the storage: from this node's file, if that is published."""
     source = None
-    if local.ok and local.path is not None:
+    if local.ok and isinstance(local.path, Path):
         source = local.path / job.layout.own.file_name
     return SaveJob(
         handle=handle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from hetero_fw.checkpoint.place import AnyPath
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.policies import Tier
 
 
@@ -34,7 +34,7 @@ class SaveOutcome:
     setup_s: float = 0.0
     postponed_s: float = 0.0
     size_bytes: int = 0
-    path: AnyPath | None = None
+    path: StoragePath | None = None
     tier: Tier = Tier.STORAGE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import xxhash
 
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_pieces
 
 PIECE_BYTES = 8 * 2**20
 
@@ -83,14 +85,25 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def hash_file(path: Path) -> tuple[int, str]:
-    """Size and hash of the file `path`."""
+def hash_file(path: StoragePath) -> tuple[int, str]:
+    """Size and hash of the file `path`.
+
+    Raises:
+        OSError: a local file cannot be read.
+        StorageError: a remote one cannot.
+    """
     digest = xxhash.xxh3_128()
     size = 0
+    for piece in read_pieces(path) if is_object_store(path) else _local_pieces(path):
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()
+
+
+def _local_pieces(path: Path) -> Iterator[memoryview]:
+    """The content in order; each piece is valid until the next."""
     scratch = bytearray(PIECE_BYTES)
     window = memoryview(scratch)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(scratch):
-            digest.update(window[:count])
-            size += count
-    return size, digest.hexdigest()
+            yield window[:count]

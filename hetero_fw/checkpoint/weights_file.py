@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from torch import nn
 
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import read_manifest
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.checkpoint.training_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.errors import CheckpointError, did_you_mean
 
@@ -27,7 +28,7 @@ _HEADER_AT = 8
 _MAX_PROBLEMS = 8
 
 
-def export_weights(path: Path, out: Path) -> int:
+def export_weights(path: StoragePath, out: Path) -> int:
     """Write parameters and buffers of the checkpoint directory `path` to the new file `out`.
 
     Every byte is verified on the way. `out` appears complete or not at all.
@@ -44,7 +45,7 @@ def export_weights(path: Path, out: Path) -> int:
         name: torch.empty(manifest.tensors[name].size, dtype=manifest.tensors[name].torch_dtype)
         for name in names
     }
-    fill_tensors(path, manifest, tensors)
+    fill_tensors(cast(Path, path), manifest, tensors)
     weights = {name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items()}
     _write_new(Path(out), weights, {"format": "pt", "step": str(manifest.step)})
     return len(weights)

@@ -20,11 +20,12 @@ from hetero_fw.checkpoint.node_roles import (
     address_topic,
     published_topic,
 )
-from hetero_fw.checkpoint.place import AnyPath, Place
+from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
@@ -109,7 +110,7 @@ class TierWriter:
             stall_s = verdict.stall_s if verdict.is_committed else job.stall_s
             if is_foreground:
                 stall_s = job.stall_s + persist_s
-            location: AnyPath | None = self._place.location(job.spec)
+            location: StoragePath | None = self._place.location(job.spec)
             outcome = SaveOutcome(
                 step=job.spec.step,
                 tier=self.tier,

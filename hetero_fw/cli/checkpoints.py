@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
+from hetero_fw.app.places import checkpoint_root
+from hetero_fw.app.storage_settings import options_for_url
 from hetero_fw.checkpoint import (
     CheckpointInfo,
     Likeness,
+    ObjectPlace,
+    PruneReport,
+    StorageError,
+    StoragePath,
     TensorDifference,
-    checkpoint_path,
+    dead_directory,
     find_restorable,
+    is_object_store,
+    num_attempts,
+    open_root,
+    prune,
     published_paths,
     read_info,
+    step_of,
     verify_checkpoint,
 )
 from hetero_fw.errors import CheckpointError
@@ -31,20 +43,29 @@ _PREFIX = "hetero_ckpt"
 class CheckpointStore:
     """Where a run keeps its checkpoints, and under which rule."""
 
-    root: Path
+    root: StoragePath
     prefix: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, run_dir: RunDirectory) -> CheckpointStore:
-        """As the run's own configuration says; with defaults where there is none."""
-        try:
-            text = (run_dir.hydra_path / "config.yaml").read_text(encoding="utf-8")
-            settings = yaml.safe_load(text)["ckpt"]
-            prefix = str(settings["prefix"])
-        except (OSError, yaml.YAMLError, KeyError, TypeError):
-            settings, prefix = {}, _PREFIX
-        return cls(root=run_dir.checkpoints_path, prefix=prefix, settings=settings)
+    def of(cls, source: RunDirectory | str) -> CheckpointStore:
+        """Of a run, as its own configuration says, with defaults where there is none; or of a URL.
+
+        Raises:
+            ConfigError: the storage cannot be set up, or needs options that are not stored.
+        """
+        if isinstance(source, str):
+            return cls(root=open_root(source, options_for_url()), prefix=_PREFIX, settings={})
+        cfg = _configuration(source)
+        return cls(
+            root=checkpoint_root(cfg, source),
+            prefix=str(cfg.ckpt.get("prefix", _PREFIX)),
+            settings={
+                key: cfg.ckpt.get(key)
+                for key in ("keep_best", "monitor", "monitor_mode", "keep_every_n_steps")
+                if key in cfg.ckpt
+            },
+        )
 
     def rule(self, keep_latest_k: int) -> RetentionRule:
         """The run's rule with another number of newest ones to keep."""
@@ -56,21 +77,27 @@ class CheckpointStore:
             keep_every_n_steps=self.settings.get("keep_every_n_steps"),
         )
 
-    def path(self, step: int) -> Path:
+    def paths(self) -> list[StoragePath]:
+        """Directories of all published checkpoints, newest first."""
+        return list(published_paths(self.root, self.prefix))
+
+    def path(self, step: int) -> StoragePath:
         """Directory of the published checkpoint of `step`.
 
         Raises:
             CheckpointError: there is none.
         """
-        path = checkpoint_path(self.root, self.prefix, step)
-        if not path.is_dir():
-            there_are = sorted(map(_step, published_paths(self.root, self.prefix))) or "none"
-            raise CheckpointError(
-                f"{self.root} has no checkpoint of step {step}; there are {there_are}"
-            )
-        return path
+        paths: dict[int, StoragePath] = {}
+        for path in self.paths():
+            paths.setdefault(step_of(path.name, self.prefix) or 0, path)
+        if step in paths:
+            return paths[step]
+        there_are = sorted(paths) or "none"
+        raise CheckpointError(
+            f"{self.root} has no checkpoint of step {step}; there are {there_are}"
+        )
 
-    def newest_intact(self) -> Path:
+    def newest_intact(self) -> StoragePath:
         """Directory of the newest checkpoint whose bytes are as they were written.
 
         Raises:
@@ -82,9 +109,40 @@ class CheckpointStore:
             raise CheckpointError(problems[0] if problems else f"{self.root} has no checkpoint")
         return info.path
 
+    def prune(self, keep: int) -> PruneReport:
+        """Delete old checkpoints, as the run would with `keep_latest_k=keep`.
+
+        Raises:
+            CheckpointError: not every one of them was deleted.
+        """
+        rule = self.rule(keep)
+        if is_object_store(self.root):
+            newest = max(0, num_attempts(self.root) - 1)
+            return ObjectPlace.at(self.root, newest).prune(self.prefix, rule)
+        if not self.root.is_dir():
+            return PruneReport(deleted=(), verified_steps=frozenset(), reason="no checkpoints")
+        try:
+            into = dead_directory(self.root)
+            try:
+                return prune(self.root, self.prefix, rule, into=into)
+            finally:
+                shutil.rmtree(into, ignore_errors=True)
+        except OSError as error:
+            raise CheckpointError(f"not every old checkpoint was deleted: {error}") from error
+
+
+def _configuration(run_dir: RunDirectory) -> DictConfig:
+    try:
+        cfg = OmegaConf.load(run_dir.hydra_path / "config.yaml")
+    except (OSError, yaml.YAMLError):
+        cfg = OmegaConf.create()
+    if isinstance(cfg, DictConfig) and isinstance(cfg.get("ckpt"), DictConfig):
+        return cfg
+    return OmegaConf.create({"ckpt": {}})
+
 
 def describe_checkpoints(
-    store: CheckpointStore, paths: Iterable[Path], *, reads_bytes: bool
+    store: CheckpointStore, paths: Iterable[StoragePath], *, reads_bytes: bool
 ) -> list[dict[str, Any]]:
     """Plain data about checkpoints.
 
@@ -96,7 +154,7 @@ def describe_checkpoints(
     return [_describe(store, path, reads_bytes=reads_bytes) for path in paths]
 
 
-def _describe(store: CheckpointStore, path: Path, *, reads_bytes: bool) -> dict[str, Any]:
+def _describe(store: CheckpointStore, path: StoragePath, *, reads_bytes: bool) -> dict[str, Any]:
     info: CheckpointInfo | None = None
     problem, is_verified = None, None
     try:
@@ -105,10 +163,12 @@ def _describe(store: CheckpointStore, path: Path, *, reads_bytes: bool) -> dict[
             verify_checkpoint(info)
             is_verified = True
     except CheckpointError as error:
+        if isinstance(error, StorageError) and error.is_transient:
+            raise  # that it cannot be read now says nothing about it
         problem, is_verified = str(error), False
     metric = info.metric if info else None
     return {
-        "step": _step(path),
+        "step": step_of(path.name, store.prefix),
         "path": str(path),
         "age_s": time.time() - info.created_time_s if info else None,
         "size_bytes": info.size_bytes if info else None,
@@ -119,10 +179,6 @@ def _describe(store: CheckpointStore, path: Path, *, reads_bytes: bool) -> dict[
         "metric": {"name": metric.name, "value": metric.value} if metric else None,
         "reason": info.reason if info else None,
     }
-
-
-def _step(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
 
 
 def format_checkpoints(rows: Sequence[dict[str, Any]]) -> str:

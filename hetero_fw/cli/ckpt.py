@@ -1,5 +1,7 @@
 """`hetero ckpt`: look at the checkpoints of a run, export, compare and delete them.
 
+A run is named by its directory, or by the URL at which its checkpoints lie.
+
 The functions import what they need: with torch it takes seconds, and the parser is needed always.
 """
 
@@ -7,17 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetero_fw.cli.runs import run_directory
-from hetero_fw.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from hetero_fw.checkpoint import PruneReport
-    from hetero_fw.cli.checkpoints import CheckpointStore
+from hetero_fw.monitoring import RunDirectory
 
 
 def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
@@ -49,10 +47,20 @@ def _action(
     actions: argparse._SubParsersAction[Any], name: str, run: Any, help: str
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=help, description=help)
-    parser.add_argument("run_dir", type=run_directory, metavar="RUN_DIR")
+    parser.add_argument(
+        "run_dir",
+        type=_source,
+        metavar="RUN_DIR",
+        help="its directory, or the URL of its checkpoints, such as s3://bucket/folder/run",
+    )
     parser.add_argument("--json", action="store_true", help="print data only")
     parser.set_defaults(run=run)
     return parser
+
+
+def _source(text: str) -> RunDirectory | str:
+    is_url = "://" in text and not text.startswith("file://")
+    return text if is_url else run_directory(text.removeprefix("file://"))
 
 
 def _at_least_two(text: str) -> int:
@@ -65,26 +73,20 @@ def _at_least_two(text: str) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from hetero_fw.checkpoint import published_paths
     from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
-    paths = published_paths(store.root, store.prefix)
-    rows = describe_checkpoints(store, paths, reads_bytes=options.verify)
+    rows = describe_checkpoints(store, store.paths(), reads_bytes=options.verify)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
     """Exit status 1 if one of them is damaged."""
-    from hetero_fw.checkpoint import published_paths
     from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
-    if options.step is None:
-        paths = list(published_paths(store.root, store.prefix))
-    else:
-        paths = [store.path(options.step)]
+    paths = store.paths() if options.step is None else [store.path(options.step)]
     rows = describe_checkpoints(store, paths, reads_bytes=True)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
     return 0 if all(row["is_verified"] for row in rows) else 1
@@ -108,32 +110,16 @@ def _export(options: argparse.Namespace) -> int:
 def _prune(options: argparse.Namespace) -> int:
     from hetero_fw.cli.checkpoints import CheckpointStore
 
-    store = CheckpointStore.of(options.run_dir)
+    source = options.run_dir
     # A run that goes on prunes by itself; nobody else moves its checkpoints meanwhile.
-    with options.run_dir.lock():
-        if not store.root.is_dir():
-            deleted, reason = [], "no checkpoints"
-        else:
-            report = _prune_store(store, options.keep)
-            deleted, reason = [path.name for path in report.deleted], report.reason
+    with source.lock() if isinstance(source, RunDirectory) else nullcontext():
+        report = CheckpointStore.of(source).prune(options.keep)
+    deleted = [path.name for path in report.deleted]
     if options.json:
-        print(json.dumps({"deleted": deleted, "reason": reason}, indent=2))
+        print(json.dumps({"deleted": deleted, "reason": report.reason}, indent=2))
     else:
-        print("\n".join([*(f"deleted {name}" for name in deleted), reason]))
+        print("\n".join([*(f"deleted {name}" for name in deleted), report.reason]))
     return 0
-
-
-def _prune_store(store: CheckpointStore, keep: int) -> PruneReport:
-    from hetero_fw.checkpoint import dead_directory, prune
-
-    try:
-        into = dead_directory(store.root)
-        try:
-            return prune(store.root, store.prefix, store.rule(keep), into=into)
-        finally:
-            shutil.rmtree(into, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"not every old checkpoint was deleted: {error}") from error
 
 
 def _diff(options: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def describe_run(run_dir: RunDirectory) -> dict[str, Any]:
         "reason": status.reason if status else "",
         "loss": row.get("loss"),
         "step_time_s": row.get("step_time_s"),
-        "newest_checkpoint": _newest_checkpoint(run_dir.checkpoints_path),
+        "newest_checkpoint": _newest_checkpoint(run_dir.checkpoints_path, events),
         "num_restarts": sum(event.get("event") == EventName.RESTART for event in events),
         "is_emulated": _is_emulated(run_dir.plan_path),
     }
@@ -96,9 +96,17 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _newest_checkpoint(checkpoints: Path) -> str | None:
+def _newest_checkpoint(checkpoints: Path, events: list[dict[str, Any]]) -> str | None:
     committed = sorted(path.parent.name for path in checkpoints.glob("*/manifest.json"))
-    return committed[-1] if committed else None
+    if committed:
+        return committed[-1]
+    # They are kept elsewhere, then, and are not looked for there.
+    names = [
+        str(event.get("path", "")).rpartition("/")[2]
+        for event in events
+        if event.get("event") == EventName.CHECKPOINT_COMMITTED
+    ]
+    return max(names, default=None)
 
 
 def _is_emulated(plan_path: Path) -> bool:

@@ -17,6 +17,7 @@ from hetero_fw.monitoring.quantities import format_bytes, format_duration, forma
 from hetero_fw.monitoring.report import write_report
 from hetero_fw.monitoring.rundir import RunDirectory, create_run_directory
 from hetero_fw.monitoring.runlock import RunLock
+from hetero_fw.monitoring.secrets import MASK, without_secrets
 from hetero_fw.monitoring.status import RunStatus, Status, read_status, write_status
 from hetero_fw.monitoring.step_record import StepRecord
 from hetero_fw.monitoring.summary import build_summary, summarize, write_summary
@@ -28,6 +29,7 @@ from hetero_fw.monitoring.telemetry import (
 )
 
 __all__ = [
+    "MASK",
     "EventLog",
     "EventName",
     "HostTelemetry",
@@ -57,6 +59,7 @@ __all__ = [
     "read_scalars",
     "read_status",
     "summarize",
+    "without_secrets",
     "write_json_atomically",
     "write_report",
     "write_status",

@@ -84,6 +84,7 @@ class Supervisor:
         stop: where stop signals are noted; they are passed on to every rank.
         save: where signals are noted after which the run goes on; one rank is told.
         announce: shows a failure to people, once.
+        first_attempt: least number of an attempt; checkpoints elsewhere may know of earlier ones.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Supervisor:
         stop: StopRequest,
         save: SaveRequest,
         announce: Callable[[str], None],
+        first_attempt: int = 0,
     ) -> None:
         self.announce = announce
+        self._first_attempt = first_attempt
         self._run_dir = run_dir
         self._config = config
         self._entrypoint = entrypoint
@@ -145,7 +148,7 @@ class Supervisor:
 
     def _next_attempt(self) -> int:
         """Counted on from what is on disk: a later supervisor may have begun attempts."""
-        return max(self._run_dir.attempt_numbers(), default=-1) + 1
+        return max([*self._run_dir.attempt_numbers(), self._first_attempt - 1]) + 1
 
     def _finished(self, end: RankEnd, attempt: int) -> RunOutcome:
         step = last_step(self._run_dir.metrics_path)

@@ -1,0 +1,346 @@
+"""Keep the checkpoints of one attempt on an object store.
+
+An attempt begins with `claim`: it fences the attempts before it and records which of their
+checkpoints it accepts (`object_versions` tells what that means). From then on
+
+- what a fenced attempt puts is not accepted, so that it never was a checkpoint;
+- a fenced attempt deletes nothing: it looks for a later attempt before each deletion, and touches
+  exactly named objects of the version it has decided on, the manifest first;
+- a checkpoint that was reported as published is never lost to a later attempt: that looks for
+  checkpoints after it has put its fence, and the one that publishes looks for fences after it has
+  put its manifest, so that one of the two sees the other.
+
+This rests on what object stores promise today: an object that was put is seen by every listing
+and read that begins afterwards, and an object is put whole or not at all. One gap cannot be closed
+without conditional deletes: an attempt that is stopped between its look and the deletion itself
+deletes what it had decided on when it goes on. Retention has decided then that at least two newer
+checkpoints made it superfluous.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import xxhash
+from upath import UPath
+
+from hetero_fw.checkpoint.catalog import CheckpointInfo, PruneReport, info_of, retention_facts
+from hetero_fw.checkpoint.directories import parse_name, version_name
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from hetero_fw.checkpoint.object_store import ObjectStore
+from hetero_fw.checkpoint.object_versions import (
+    ATTEMPTS,
+    Snapshot,
+    Version,
+    fence_key,
+    newest_attempt,
+    record_key,
+    record_text,
+    take_snapshot,
+)
+from hetero_fw.checkpoint.quarantine import read_quarantine
+from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
+from hetero_fw.checkpoint.shard_file import WrittenShard
+from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.storage import StorageError, is_object_store, open_root
+from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import RetentionRule, decide_retention
+
+logger = logging.getLogger(__name__)
+
+
+class Save(Protocol):
+    """What a place needs to know of a save."""
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint: `<prefix>-step-00000500`."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+
+    @property
+    def token(self) -> str:
+        """Letters and digits, unlike any other save's of the attempt, the same on all ranks."""
+
+    @property
+    def on_point(self) -> OnPoint:
+        """Called at every point that the save passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectPlace:
+    """Where `attempt` keeps its checkpoints on a remote storage. Plain data until it is used.
+
+    It can be pickled and used in another process, also after a fork. Its text does not show
+    `options`.
+
+    Attributes:
+        url: directory of the checkpoints of one run, such as s3://bucket/runs/mine.
+        options: for the file system's constructor.
+
+    Every method raises a CheckpointError where the storage refuses or does not answer; if it is a
+    StorageError, `is_transient` tells whether trying again may help.
+    """
+
+    url: str
+    attempt: int
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @classmethod
+    def at(cls, root: UPath, attempt: int) -> ObjectPlace:
+        """The place of an attempt at a root that is open already."""
+        return cls(url=str(root), attempt=attempt, options=dict(root.storage_options))
+
+    @property
+    def root(self) -> UPath:
+        root = open_root(self.url, self.options)
+        assert is_object_store(root), self.url
+        return root
+
+    def location(self, save: Save) -> UPath:
+        """Directory of a save, whether or not it is published."""
+        return self.root / self._version_name(save)
+
+    def claim(self) -> None:
+        """Begin the attempt: fence every older one, record what is accepted of theirs, clear up.
+
+        Rank 0 alone calls this, once, before it looks for a checkpoint to restore.
+
+        Raises:
+            CheckpointError: this or a later attempt has begun already, so this one is stale.
+        """
+        store = ObjectStore(self.root)
+        self._check_newest(take_snapshot(store).attempts)
+        fence = {"attempt": self.attempt, "nonce": secrets.token_hex(16), "time_s": time.time()}
+        try:
+            store.put_new(fence_key(self.attempt), json.dumps(fence).encode())
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"attempt {self.attempt} cannot begin in {self.url}: {error}"
+            ) from error
+        # Everything that an older attempt has put and does not yet know to be fenced is seen here.
+        seen = take_snapshot(store)
+        self._check_newest(seen.attempts - {self.attempt})
+        names = [version.name for version in seen.checkpoints()]
+        store.put(record_key(self.attempt), record_text(names).encode())
+        # Of two attempts that begin at once, the older one ends here or is fenced.
+        self._check_newest(take_snapshot(store).attempts - {self.attempt})
+        try:
+            self._clear(store, seen, frozenset(names))
+        except CheckpointError as error:
+            logger.warning("what older attempts have left was not removed: %s", error)
+
+    def fenced_by(self) -> int | None:
+        """Number of the newest later attempt, None if there is none or the storage is silent."""
+        try:
+            return self._later_attempt(ObjectStore(self.root))
+        except CheckpointError:
+            return None
+
+    def write_shard(self, save: Save, content: memoryview, layout: ShardLayout) -> WrittenShard:
+        """Every rank: upload this rank's shard and hash it on the way."""
+        save.on_point(SavePoint.WRITING_SHARD)
+        store = ObjectStore(self.root)
+        self._refuse_if_fenced(store)
+        chunk_hashes = tuple(
+            xxhash.xxh3_128_hexdigest(content[slot.byte_offset : slot.byte_offset + slot.length])
+            for slot in layout.slots
+        )
+        digest = xxhash.xxh3_128()
+
+        def on_piece(piece: memoryview) -> None:
+            save.on_point(SavePoint.SHARD_PIECE)
+            digest.update(piece)
+
+        key = f"{self._version_name(save)}/{layout.file_name}"
+        store.upload(key, content[: layout.size], on_piece)
+        save.on_point(SavePoint.SHARD_WRITTEN)
+        save.on_point(SavePoint.SHARD_SYNCED)  # the answer says that it is stored
+        return WrittenShard(
+            size=layout.size, xxh3_128=digest.hexdigest(), chunk_hashes=chunk_hashes
+        )
+
+    def publish(self, save: Save, manifest: Manifest) -> None:
+        """Rank 0, when every shard is uploaded: put the manifest, which makes it a checkpoint.
+
+        Passes no MANIFEST_WRITTEN and no SET_ASIDE: the manifest is put where it stays, and an
+        older version of the step stays until it is pruned.
+
+        Raises:
+            CheckpointError: it is not published, or a later attempt has begun, so that it does
+                not count.
+        """
+        store = ObjectStore(self.root)
+        version = self._stored(store, self._version_name(save))
+        version.check_sizes(manifest)
+        save.on_point(SavePoint.WRITING_MANIFEST)
+        content = manifest.to_json().encode()
+        save.on_point(SavePoint.PUBLISHING)
+        self._refuse_if_fenced(store)
+        store.put(f"{version.name}/{MANIFEST_NAME}", content)
+        # Not only before: a later attempt that has looked already does not accept it.
+        self._refuse_if_fenced(store)
+        save.on_point(SavePoint.PUBLISHED)
+
+    def discard(self, save: Save, file_name: str) -> None:
+        """Every rank, when a save failed: remove its part, as far as the storage allows.
+
+        The manifest goes as well, because the request that put it may have succeeded unheard. If
+        it arrives even later, it names a shard that is not there and does not count as intact.
+        """
+        name = self._version_name(save)
+        with suppress(CheckpointError):
+            store = ObjectStore(self.root)
+            self._refuse_if_fenced(store)
+            store.delete([f"{name}/{MANIFEST_NAME}"])
+            store.delete([f"{name}/{file_name}"])
+            store.abort_uploads(lambda key: key == f"{name}/{file_name}")
+            store.remove_folder(name)
+
+    def prune(
+        self,
+        prefix: str,
+        rule: RetentionRule,
+        verified_steps: Collection[int] = (),
+        on_point: OnPoint = pass_by,
+    ) -> PruneReport:
+        """Rank 0: delete what `policies.decide_retention` gives up, and what is superseded.
+
+        A checkpoint counts as verified here if its manifest matches its own hash and every file
+        has its size. Reading all bytes back would double the traffic and show little: the client
+        sends a checksum with every part, which the storage compares before it answers. All bytes
+        are verified when they are restored, and by `hetero ckpt verify`.
+
+        Raises:
+            CheckpointError: the storage refuses, or a later attempt has begun.
+        """
+        store = ObjectStore(self.root)
+        snapshot = take_snapshot(store)
+        versions = snapshot.checkpoints(prefix)
+        readable, intact = self._readable(versions)
+        # Of several versions of a step, the newest intact one stands for it.
+        chosen = {version.step: version for version in reversed(versions) if version in readable}
+        chosen |= {version.step: version for version in reversed(versions) if version in intact}
+        intact_steps = {version.step for version in intact}
+        decision = decide_retention(
+            [retention_facts(readable[v], intact_steps, rule) for v in chosen.values()], rule
+        )
+        gone = frozenset(decision.delete_steps)
+        # An older version goes first: it must not stand in for the newer one when that is gone.
+        doomed = [
+            version
+            for version in reversed(versions)
+            if version.step in gone
+            or (version.step in intact_steps and version is not chosen[version.step])
+        ]
+        for version in [*doomed, *self._unfinished(snapshot, prefix)]:
+            on_point(SavePoint.RETIRING)
+            self._delete(store, version, on_point)
+        return PruneReport(
+            deleted=tuple(self.root / chosen[step].name for step in decision.delete_steps),
+            verified_steps=frozenset(intact_steps) - gone,
+            reason=decision.reason,
+        )
+
+    def _version_name(self, save: Save) -> str:
+        return version_name(save.name, self.attempt, save.token)
+
+    def _stored(self, store: ObjectStore, name: str) -> Version:
+        parsed = parse_name(name)
+        assert parsed is not None, name
+        objects = {key.partition("/")[2]: item for key, item in store.list(name).items()}
+        return Version(
+            name=name,
+            prefix=parsed.prefix,
+            step=parsed.step,
+            attempt=self.attempt,
+            objects=objects,
+        )
+
+    def _readable(
+        self, versions: Collection[Version]
+    ) -> tuple[dict[Version, CheckpointInfo], set[Version]]:
+        """Those whose manifest can be read, and those of them whose files have their sizes."""
+        readable: dict[Version, CheckpointInfo] = {}
+        intact: set[Version] = set()
+        quarantine = read_quarantine(self.root)
+        for version in versions:
+            path = self.root / version.name
+            try:
+                manifest = read_manifest(path)
+                readable[version] = info_of(path, manifest, quarantine)
+                version.check_sizes(manifest)
+                intact.add(version)
+            except StorageError as error:
+                if not error.is_absent:
+                    raise  # nothing is given up because the storage hiccups
+            except CheckpointError:
+                continue
+        return readable, intact
+
+    def _unfinished(self, snapshot: Snapshot, prefix: str) -> list[Version]:
+        """Saves of this attempt that were given up. One that is under way is of a later step."""
+        own = [v for v in snapshot.versions if v.attempt == self.attempt and v.prefix == prefix]
+        newest_step = max((version.step for version in own if version.has_manifest), default=-1)
+        return [v for v in own if not v.has_manifest and v.step < newest_step]
+
+    def _clear(self, store: ObjectStore, seen: Snapshot, accepted: frozenset[str]) -> None:
+        """Delete what older attempts have begun and never published, and their claims."""
+        for version in seen.versions:
+            if version.is_of_attempt_before(self.attempt) and version.name not in accepted:
+                self._delete(store, version, pass_by)
+        store.abort_uploads(self._is_of_older_attempt)
+        claims = [
+            key
+            for attempt in seen.attempts
+            if attempt < self.attempt
+            for key in (fence_key(attempt), record_key(attempt))
+        ]
+        # One by one: a store without bulk deletion stops at the first that is not there.
+        for key in sorted(set(claims) & store.list(ATTEMPTS).keys()):
+            store.delete([key])
+
+    def _is_of_older_attempt(self, key: str) -> bool:
+        name = parse_name(key.partition("/")[0])
+        return name is not None and name.attempt is not None and name.attempt < self.attempt
+
+    def _delete(self, store: ObjectStore, version: Version, on_point: OnPoint) -> None:
+        self._refuse_if_fenced(store)
+        if version.has_manifest:
+            store.delete([f"{version.name}/{MANIFEST_NAME}"])
+        on_point(SavePoint.RETIRED)
+        self._refuse_if_fenced(store)
+        store.delete([key for key in version.keys if not key.endswith(f"/{MANIFEST_NAME}")])
+        store.remove_folder(version.name)
+        on_point(SavePoint.DELETED)
+
+    def _later_attempt(self, store: ObjectStore) -> int | None:
+        newest = newest_attempt(store)
+        return newest if newest > self.attempt else None
+
+    def _refuse_if_fenced(self, store: ObjectStore) -> None:
+        later = self._later_attempt(store)
+        if later is not None:
+            raise CheckpointError(f"fenced by attempt {later}")
+
+    def _check_newest(self, others: Collection[int]) -> None:
+        newest = max(others, default=-1)
+        if newest == self.attempt:
+            raise CheckpointError(
+                f"attempt {self.attempt} has begun before in {self.url}; every attempt needs a "
+                "number of its own."
+            )
+        if newest > self.attempt:
+            raise CheckpointError(
+                f"attempt {self.attempt} is fenced by attempt {newest}, which keeps checkpoints in "
+                f"{self.url}. If that is none of this run, delete {ATTEMPTS}/{newest:06d}.* there."
+            )

@@ -1,0 +1,219 @@
+"""Where checkpoints lie: a directory that the operating system knows, or a remote storage by URL.
+
+A remote storage is reached through fsspec and named by a `UPath`, which carries what the client
+needs to log in. Its text and its `repr` do not show that.
+"""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fsspec.registry import known_implementations
+from typing_extensions import TypeIs
+from upath import UPath
+
+from hetero_fw.errors import CheckpointError, ConfigError, did_you_mean
+from hetero_fw.monitoring import without_secrets
+
+StoragePath = Path | UPath
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+# The writer of checkpoints has its own retries with longer pauses; these only bridge a hiccup.
+NUM_ATTEMPTS = 2
+
+PIECE_BYTES = 8 * 2**20
+NUM_PIECES_AHEAD = 8
+
+_S3 = ("s3", "s3a")
+_LOCAL = ("", "file", "local")
+# By name, because none of these clients needs to be installed: botocore, aiohttp, gcsfs.
+_TRANSIENT_KINDS = {
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "ResponseParserError",
+    "ResponseStreamingError",
+}
+_PERMANENT_ERRNOS = {
+    *(errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.EMSGSIZE, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOSPC, errno.ENOSYS, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM),
+    *(errno.EDQUOT, errno.EROFS, errno.EREMCHG),
+}
+
+
+class StorageError(CheckpointError):
+    """A remote storage refuses or does not answer.
+
+    Attributes:
+        is_transient: whether the same request may succeed later.
+        is_absent: whether it says that there is no such object.
+    """
+
+    def __init__(self, message: str, *, is_transient: bool, is_absent: bool = False) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
+        self.is_absent = is_absent
+
+    def __reduce__(self) -> Any:
+        return _storage_error, (str(self), self.is_transient, self.is_absent)
+
+
+def _storage_error(message: str, is_transient: bool, is_absent: bool) -> StorageError:
+    return StorageError(message, is_transient=is_transient, is_absent=is_absent)
+
+
+def scheme_of(location: str) -> str:
+    """The scheme of a URL; "" for a plain path and for `file://`, which name a local directory."""
+    scheme, separator, _ = location.partition("://")
+    return scheme if separator and scheme not in _LOCAL else ""
+
+
+def is_object_store(path: StoragePath) -> TypeIs[UPath]:
+    """Whether `path` is on a remote storage, without renames and without locks."""
+    return not isinstance(path, Path)
+
+
+def open_root(location: str, options: Mapping[str, Any] | None = None) -> StoragePath:
+    """The directory that `location` names, in the process that calls this. Connects to nothing.
+
+    Listings are never cached. The client's time-outs and retries are bounded where it has any: s3fs
+    and botocore below it both retry, and their numbers multiply.
+
+    Args:
+        location: a URL, or a path of the operating system.
+        options: for the file system's constructor; they win over what is set here.
+
+    Raises:
+        ConfigError: the scheme is unknown, its package is not installed, or it refuses `options`.
+    """
+    scheme = scheme_of(location)
+    if not scheme:
+        local = Path(location.partition("://")[2] if "://" in location else location)
+        return local.expanduser().absolute()
+    if scheme not in known_implementations:
+        raise ConfigError(unknown_scheme(location))
+    merged = _client_options(scheme, options or {})
+    # It works, though universal_pathlib has no class of its own for it.
+    warnings.filterwarnings("ignore", message="UPath 'webhdfs' filesystem not explicitly")
+    try:
+        root: UPath = UPath(location.rstrip("/"), **merged)
+        if scheme in _S3:
+            root.fs.retries = NUM_ATTEMPTS
+        else:
+            _ = root.fs
+    except ImportError as error:
+        raise ConfigError(_missing_package(scheme, error)) from error
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        reason = describe_error(error, options or {})
+        raise ConfigError(f"{location}: its client cannot be set up ({reason}).") from error
+    return root
+
+
+def unknown_scheme(location: str) -> str:
+    """What is wrong with a URL whose scheme fsspec does not know."""
+    scheme = scheme_of(location)
+    near = did_you_mean(scheme, known_implementations)
+    return (
+        f"{scheme}:// is no storage that fsspec knows.{near} Give a path, or a URL such as "
+        "s3://bucket/folder, gs://bucket/folder or hdfs://host/folder."
+    )
+
+
+def read_bytes(file: StoragePath) -> bytes:
+    """The whole content of a small file.
+
+    Raises:
+        OSError: a local file cannot be read.
+        StorageError: a remote one cannot.
+    """
+    if not is_object_store(file):
+        return file.read_bytes()
+    with storage_errors(file, file.storage_options):
+        return bytes(file.fs.cat_file(file.path))
+
+
+def read_pieces(file: UPath) -> Iterator[bytes]:
+    """The content of a remote file in order, some pieces ahead being fetched side by side.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with storage_errors(file, file.storage_options):
+        size = int(file.fs.info(file.path)["size"])
+    window = NUM_PIECES_AHEAD * PIECE_BYTES
+    for start in range(0, size, window):
+        starts = list(range(start, min(start + window, size), PIECE_BYTES))
+        ends = [min(begin + PIECE_BYTES, size) for begin in starts]
+        with storage_errors(file, file.storage_options):
+            paths = [file.path] * len(starts)
+            pieces = file.fs.cat_ranges(paths, starts, ends, on_error="raise")
+        yield from pieces
+
+
+@contextmanager
+def storage_errors(path: StoragePath | str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Turn whatever a client raises into a StorageError that names `path` and the reason."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # Clients raise errors of their own that share no base class.
+        raise StorageError(
+            f"{path}: {describe_error(error, options)}",
+            is_transient=_is_transient(error),
+            is_absent=isinstance(error, FileNotFoundError),
+        ) from error
+
+
+def describe_error(error: BaseException, options: Mapping[str, Any]) -> str:
+    """One line about `error` in which no value of `options` shows."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FileNotFoundError):
+        text = "not found" if not text or "/" in text else f"not found ({text})"
+    elif isinstance(error, TimeoutError) and not text:
+        text = "no answer in time"
+    elif isinstance(error, OSError) and error.errno is not None and error.args[1:]:
+        text = " ".join(map(str, error.args[1:]))
+    return without_secrets(text, options) or type(error).__name__
+
+
+def _client_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"use_listings_cache": False, **options}
+    if scheme in _S3:
+        merged["config_kwargs"] = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
+            "retries": {"mode": "standard", "total_max_attempts": NUM_ATTEMPTS},
+            "max_pool_connections": 32,
+            **merged.get("config_kwargs", {}),
+        }
+    return merged
+
+
+def _missing_package(scheme: str, error: ImportError) -> str:
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    package = (cause.name or "").partition(".")[0]
+    remedy = f"Install it: pip install {package}" if package else str(error)
+    return f"{scheme}:// needs a package that is not installed. {remedy}"
+
+
+def _is_transient(error: BaseException) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _TRANSIENT_KINDS:
+        return True
+    if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
+        return False
+    code = getattr(error, "code", None)
+    if isinstance(code, int):  # an HTTP status
+        return code >= 500 or code in (408, 429)
+    # A first argument that is a number is an errno even where Python does not set it.
+    return isinstance(error, OSError) and error.errno not in _PERMANENT_ERRNOS
