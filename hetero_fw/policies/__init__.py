@@ -41,11 +41,20 @@ from hetero_fw.policies.retention import (
     RetentionRule,
     decide_retention,
 )
+from hetero_fw.policies.retry import (
+    PERMANENT_STORAGE_ERRORS,
+    RetryDecision,
+    RetryObservation,
+    RetryRule,
+    StorageErrorKind,
+    decide_retry,
+)
 from hetero_fw.policies.saving import SaveDecision, SaveObservation, decide_save
 
 __all__ = [
     "COUNTERS",
     "PERMANENT",
+    "PERMANENT_STORAGE_ERRORS",
     "AttemptRecord",
     "CommittedCheckpoint",
     "DeviceGroup",
@@ -66,14 +75,19 @@ __all__ = [
     "RestartDecision",
     "RetentionDecision",
     "RetentionRule",
+    "RetryDecision",
+    "RetryObservation",
+    "RetryRule",
     "SaveDecision",
     "SaveObservation",
+    "StorageErrorKind",
     "after_emergency_save",
     "daly_interval_s",
     "decide_emergency_save",
     "decide_interval",
     "decide_restart",
     "decide_retention",
+    "decide_retry",
     "decide_save",
     "learn_failure_rates",
     "linear_scaled_lr",
