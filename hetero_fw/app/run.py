@@ -14,9 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
+from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
+from hetero_fw.app.space import check_space
 from hetero_fw.app.validate import validate
 from hetero_fw.data import check_paths
 from hetero_fw.errors import ConfigError
@@ -61,8 +62,10 @@ def _run(cfg: DictConfig) -> int:
         _check_devices(cfg)
     previous = _previous_run(cfg)
     host_flops_per_s = _host_flops(previous)
-    plan = plan_for(cfg, host_flops_per_s=host_flops_per_s)
+    workload = workload_of(cfg)
+    plan = plan_for(cfg, workload, host_flops_per_s=host_flops_per_s)
     _check_resume(cfg, previous)
+    check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
     with run_dir.lock():
         if cfg.mode == "train" and _is_done(cfg, run_dir):

@@ -36,6 +36,7 @@ from hetero_fw.checkpoint.manifest import (
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.checkpoint.storage_error import StorageFailure, classify
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
@@ -58,12 +59,14 @@ __all__ = [
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
+    "StorageFailure",
     "TensorDifference",
     "TensorEntry",
     "buffer_names",
     "canonical_fqn",
     "checkpoint_path",
     "claim_attempt",
+    "classify",
     "compare_checkpoints",
     "dead_directory",
     "export_weights",

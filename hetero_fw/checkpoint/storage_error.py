@@ -107,7 +107,7 @@ _MEANING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageError:
+class StorageFailure:
     """What an error means, and a text for people that keeps the words of the storage."""
 
     kind: StorageErrorKind
@@ -125,7 +125,7 @@ def classify(
     needed_bytes: int | None = None,
     free_bytes: int | None = None,
     where: str | None = None,
-) -> StorageError:
+) -> StorageFailure:
     """What `error`, or the error that it hides, says about the storage.
 
     Args:
@@ -138,7 +138,7 @@ def classify(
     if kind is Kind.FULL and free_bytes is not None:
         numbers.append(f"{format_bytes(free_bytes)} are free" + (f" in {where}" if where else ""))
     meaning = ", ".join([_MEANING[kind], *numbers])
-    return StorageError(kind=kind, text=f"{meaning}: {_words_of(error)}")
+    return StorageFailure(kind=kind, text=f"{meaning}: {_words_of(error)}")
 
 
 def kind_of(error: BaseException) -> StorageErrorKind:
@@ -182,7 +182,14 @@ def _own_kind(error: BaseException) -> StorageErrorKind:
     number = re.search(r"\[Errno (\d+)\]", text)
     if number is not None and int(number[1]) in _KIND_OF_ERRNO:
         return _KIND_OF_ERRNO[int(number[1])]
-    return next((kind for word, kind in _KIND_OF_TEXT if word.search(text)), Kind.UNKNOWN)
+    return next((kind for word, kind in _KIND_OF_TEXT if word.search(text)), _declared_kind(error))
+
+
+def _declared_kind(error: BaseException) -> StorageErrorKind:
+    """By what an error says of itself, where its maker has judged it."""
+    if getattr(error, "is_absent", False) is True:
+        return Kind.MISSING
+    return Kind.TRANSIENT if getattr(error, "is_transient", False) is True else Kind.UNKNOWN
 
 
 def _kind_of_response(error: BaseException) -> StorageErrorKind | None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetero_fw.checkpoint.storage_error import StorageError, classify
+from hetero_fw.checkpoint.storage_error import StorageFailure, classify
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import StorageErrorKind as Kind
 from tests.small_disk import read_only_view, small_disk
@@ -208,6 +208,8 @@ TORN = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 
         (type("NoCredentialsError", (Exception,), {})("x"), Kind.DENIED),
         (type("HttpError", (Exception,), {"code": 503})("x"), Kind.TRANSIENT),
         (type("HttpError", (Exception,), {"status": 403})("x"), Kind.DENIED),
+        (type("Judged", (Exception,), {"is_transient": True})("odd"), Kind.TRANSIENT),
+        (type("Judged", (Exception,), {"is_absent": True})("odd"), Kind.MISSING),
         (ValueError("a bug"), Kind.UNKNOWN),
         (KeyError("x"), Kind.UNKNOWN),
     ],
@@ -229,7 +231,7 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 def test_the_text_keeps_the_words_of_the_storage() -> None:
     wrapped: Any = raised_from(CheckpointError("shard-00001.bin was not written"), FULL)
     found = classify(wrapped)
-    assert found == StorageError(
+    assert found == StorageFailure(
         kind=Kind.FULL,
         text="the storage is full: shard-00001.bin was not written "
         "([Errno 28] No space left on device)",
