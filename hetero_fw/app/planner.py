@@ -105,18 +105,24 @@ def request_of(cfg: DictConfig) -> PlanRequest:
     )
 
 
-def plan_for(cfg: DictConfig, *, host_flops_per_s: float | None = None) -> ParallelPlan:
+def plan_for(
+    cfg: DictConfig,
+    workload: WorkloadProfile | None = None,
+    *,
+    host_flops_per_s: float | None = None,
+) -> ParallelPlan:
     """The plan that a run with this configuration has on this machine.
 
     With `hardware.emulate=never` the declared devices are planned for, present or not: only
     training needs them here.
 
     Args:
+        workload: what `workload_of` returned, if it was called already.
         host_flops_per_s: rate of this machine that emulation is paced for where it is not
             configured; measured if None.
     """
     cluster = cluster_of(cfg)
-    workload, request = workload_of(cfg), request_of(cfg)
+    workload, request = workload or workload_of(cfg), request_of(cfg)
     is_declared_plan = cfg.hardware.emulate == "never" or cluster.planning_only
     if is_declared_plan or not is_emulated(cfg, cluster):
         return make_plan(cluster, workload, request)

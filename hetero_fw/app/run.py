@@ -14,9 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.planner import cluster_of, is_emulated, plan_for
+from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
+from hetero_fw.app.space import check_space
 from hetero_fw.app.storage_settings import (
     StoredRun,
     concealed,
@@ -68,11 +69,13 @@ def _run(cfg: DictConfig) -> int:
         _check_devices(cfg)
     previous = _previous_run(cfg)
     host_flops_per_s = _host_flops(previous)
-    plan = plan_for(cfg, host_flops_per_s=host_flops_per_s)
+    workload = workload_of(cfg)
+    plan = plan_for(cfg, workload, host_flops_per_s=host_flops_per_s)
     stored = StoredRun()
     if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
         stored = _look_at_storage(cfg, previous, plan)
         _check_resume(cfg, previous, stored)
+    check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
     with run_dir.lock():
         if cfg.mode == "train" and _is_done(cfg, run_dir):

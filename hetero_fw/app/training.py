@@ -22,6 +22,7 @@ from hetero_fw.app.build import (
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.restoring import Restore, agree_on_checkpoint, build_restore_watch
+from hetero_fw.app.space import check_space_of
 from hetero_fw.app.state import collect_state, newest_metric
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
@@ -61,6 +62,8 @@ def train(context: RankContext) -> RankEnd:
     start_step = held.step if held is not None else 0
     module = build_module(cfg)
     if held is None:
+        if context.rank == 0:
+            check_space_of(cfg, context.run_dir.checkpoints_path, module)
         init_weights(cfg, module)
     strategy = _build_strategy(context)
     saver = _build_saver(context, start_step if held is not None else None)

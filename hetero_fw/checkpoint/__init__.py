@@ -59,6 +59,7 @@ from hetero_fw.checkpoint.storage import (
     open_root,
     scheme_of,
 )
+from hetero_fw.checkpoint.storage_error import StorageFailure, classify
 from hetero_fw.checkpoint.training_state import (
     buffer_names,
     canonical_fqn,
@@ -97,6 +98,7 @@ __all__ = [
     "SavePoint",
     "SaveProgress",
     "StorageError",
+    "StorageFailure",
     "StoragePath",
     "TensorDifference",
     "TensorEntry",
@@ -106,6 +108,7 @@ __all__ = [
     "canonical_fqn",
     "checkpoint_path",
     "claim_attempt",
+    "classify",
     "compare_checkpoints",
     "dead_directory",
     "export_weights",

@@ -139,6 +139,10 @@ class ObjectPlace:
         except CheckpointError as error:
             logger.warning("what older attempts have left was not removed: %s", error)
 
+    def free_bytes(self) -> int | None:
+        """None: object stores have no limit that they tell."""
+        return None
+
     def fenced_by(self) -> int | None:
         """Number of the newest later attempt, None if there is none or the storage is silent."""
         try:

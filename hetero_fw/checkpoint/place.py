@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,9 @@ class Place(Protocol):
             OSError: the storage refuses it.
         """
 
+    def free_bytes(self) -> int | None:
+        """Room for more; None where there is no limit, or the storage does not say."""
+
     def fenced_by(self) -> int | None:
         """Number of a later attempt that has taken the storage over, None if there is none."""
 
@@ -115,6 +119,7 @@ class DirectoryPlace:
         """Write the manifest and rename what this directory holds of the checkpoint."""
         temporary = self.unpublished(spec)
         spec.on_point(SavePoint.WRITING_MANIFEST)
+        (temporary / MANIFEST_NAME).unlink(missing_ok=True)  # what an earlier try has left
         write_text(temporary / MANIFEST_NAME, manifest.to_json())
         sync_directory(temporary)
         spec.on_point(SavePoint.MANIFEST_WRITTEN)
@@ -159,6 +164,12 @@ class DirectoryPlace:
             verified_steps=verified_steps,
             on_point=on_point,
         )
+
+    def free_bytes(self) -> int | None:
+        try:
+            return shutil.disk_usage(self.directories.root).free
+        except OSError:
+            return None
 
     def fenced_by(self) -> int | None:
         return fenced_by(self.directories)

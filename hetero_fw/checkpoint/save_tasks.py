@@ -12,6 +12,7 @@ from hetero_fw.checkpoint.catalog import PruneReport
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.retrying import retried
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
@@ -43,8 +44,7 @@ class WritePart:
         """Returns what was written.
 
         Raises:
-            CheckpointError: a value is not finite.
-            OSError: the storage refuses it.
+            CheckpointError: a value is not finite, or the storage refuses it.
         """
         with _bytes_of(self.source, content) as source:
             if self.may_be_infinite is not None:
@@ -52,7 +52,12 @@ class WritePart:
                 if culprit is not None:
                     raise CheckpointError(f"{culprit} is not finite")
             spec = replace(self.spec, on_point=_Counting(self.spec.on_point, on_progress))
-            return self.place.write_shard(spec, source, self.layout)
+            return retried(
+                lambda: self.place.write_shard(spec, source, self.layout),
+                time_left_s=self.time_left_s,
+                needed_bytes=self.layout.size,
+                free_bytes=self.place.free_bytes,
+            )
 
 
 class _Counting:
@@ -77,9 +82,19 @@ class Publish:
     place: Place
     spec: SaveSpec
     manifest: Manifest
+    time_left_s: float
 
     def __call__(self, content: memoryview, on_progress: OnProgress) -> None:
-        self.place.publish(self.spec, self.manifest)
+        """Publishes it.
+
+        Raises:
+            CheckpointError: the storage refuses it.
+        """
+        retried(
+            lambda: self.place.publish(self.spec, self.manifest),
+            time_left_s=self.time_left_s,
+            free_bytes=self.place.free_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

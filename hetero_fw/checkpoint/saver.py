@@ -32,10 +32,10 @@ from hetero_fw.checkpoint.shard_layout import (
 from hetero_fw.checkpoint.stager import Rest, Stager
 from hetero_fw.checkpoint.verdict import VerdictBoard
 from hetero_fw.checkpoint.writer import (
-    CLEAR_UP_S,
     VERDICT_GRACE,
     OnEvent,
     TierWriter,
+    clear_up_s,
 )
 from hetero_fw.checkpoint.writer_process import WriterProcess
 from hetero_fw.monitoring import EventName
@@ -146,7 +146,7 @@ class CheckpointSaver:
             executors=[item.executor for item in self._writers],
             overlaps=overlaps_staging,
             # Every save ends by itself before that, as a failure if need be.
-            wait_s=VERDICT_GRACE * timeout_s + CLEAR_UP_S,
+            wait_s=VERDICT_GRACE * timeout_s + 3 * clear_up_s(timeout_s),
             on_point=on_point,
             on_staged=self._tell_staged,
         )

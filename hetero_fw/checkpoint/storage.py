@@ -6,7 +6,6 @@ needs to log in. Its text and its `repr` do not show that.
 
 from __future__ import annotations
 
-import errno
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,10 @@ from fsspec.registry import known_implementations
 from typing_extensions import TypeIs
 from upath import UPath
 
+from hetero_fw.checkpoint.storage_error import kind_of
 from hetero_fw.errors import CheckpointError, ConfigError, did_you_mean
 from hetero_fw.monitoring import without_secrets
+from hetero_fw.policies import StorageErrorKind
 
 StoragePath = Path | UPath
 
@@ -32,21 +33,6 @@ NUM_PIECES_AHEAD = 8
 
 _S3 = ("s3", "s3a")
 _LOCAL = ("", "file", "local")
-# By name, because none of these clients needs to be installed: botocore, aiohttp, gcsfs.
-_TRANSIENT_KINDS = {
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "ConnectionError",
-    "HTTPClientError",
-    "IncompleteReadError",
-    "ResponseParserError",
-    "ResponseStreamingError",
-}
-_PERMANENT_ERRNOS = {
-    *(errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.EMSGSIZE, errno.ENAMETOOLONG),
-    *(errno.ENOENT, errno.ENOSPC, errno.ENOSYS, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM),
-    *(errno.EDQUOT, errno.EROFS, errno.EREMCHG),
-}
 
 
 class StorageError(CheckpointError):
@@ -169,7 +155,7 @@ def storage_errors(path: StoragePath | str, options: Mapping[str, Any]) -> Itera
         # Clients raise errors of their own that share no base class.
         raise StorageError(
             f"{path}: {describe_error(error, options)}",
-            is_transient=_is_transient(error),
+            is_transient=kind_of(error) is StorageErrorKind.TRANSIENT,
             is_absent=isinstance(error, FileNotFoundError),
         ) from error
 
@@ -204,16 +190,3 @@ def _missing_package(scheme: str, error: ImportError) -> str:
     package = (cause.name or "").partition(".")[0]
     remedy = f"Install it: pip install {package}" if package else str(error)
     return f"{scheme}:// needs a package that is not installed. {remedy}"
-
-
-def _is_transient(error: BaseException) -> bool:
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & _TRANSIENT_KINDS:
-        return True
-    if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
-        return False
-    code = getattr(error, "code", None)
-    if isinstance(code, int):  # an HTTP status
-        return code >= 500 or code in (408, 429)
-    # A first argument that is a number is an errno even where Python does not set it.
-    return isinstance(error, OSError) and error.errno not in _PERMANENT_ERRNOS

@@ -36,7 +36,12 @@ from hetero_fw.policies import RetentionRule, Tier
 COLLECT_GRACE = 1.1
 PUBLISH_GRACE = 1.2
 VERDICT_GRACE = 1.3
-CLEAR_UP_S = 5.0
+
+
+def clear_up_s(timeout_s: float) -> float:
+    """How long clearing up after a save may take that had `timeout_s`; what is left then stays."""
+    return min(5.0, timeout_s / 5)
+
 
 OnEvent = Callable[[str, int | None, dict[str, Any]], None]
 
@@ -198,8 +203,7 @@ class TierWriter:
         except CheckpointError:
             return False  # the save has failed; the verdict says why
         try:
-            task = Publish(place=self._place, spec=job.spec, manifest=manifest)
-            self.executor.run(task, deadline_s=deadline_s)
+            self._run_publish(job, manifest, deadline_s)
         except Exception as error:  # noqa: BLE001  # rank 0 waits for an answer
             self._board.tell(token, published_topic(self._rank), str(error) or repr(error))
             return False
@@ -212,8 +216,7 @@ class TierWriter:
         others = [r for r in self._roles.leaders if r != self._rank] if self._roles else []
         if others:
             self._board.tell(job.spec.token, MANIFEST_TOPIC, manifest.to_json())
-        task = Publish(place=self._place, spec=job.spec, manifest=manifest)
-        self.executor.run(task, deadline_s=deadline_s)
+        self._run_publish(job, manifest, deadline_s)
         try:
             for rank in others:
                 problem = self._board.hear(job.spec.token, published_topic(rank), deadline_s)
@@ -223,11 +226,20 @@ class TierWriter:
             self._withdraw(job)
             raise
 
+    def _run_publish(self, job: SaveJob, manifest: Manifest, deadline_s: float) -> None:
+        task = Publish(
+            place=self._place,
+            spec=job.spec,
+            manifest=manifest,
+            time_left_s=deadline_s - time.monotonic(),
+        )
+        self.executor.run(task, deadline_s=deadline_s)
+
     def _withdraw(self, job: SaveJob) -> None:
         assert isinstance(self._place, NodePlace)
         task = Withdraw(place=self._place, spec=job.spec)
         try:
-            self.executor.run(task, deadline_s=time.monotonic() + CLEAR_UP_S)
+            self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
         except (OSError, CheckpointError) as error:
             logger.warning("step %d was not withdrawn: %s", job.spec.step, error)
 
@@ -288,7 +300,7 @@ class TierWriter:
             return
         task = Discard(place=self._place, spec=job.spec, file_name=job.layout.own.file_name)
         try:
-            self.executor.run(task, deadline_s=time.monotonic() + CLEAR_UP_S)
+            self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
         except (OSError, CheckpointError):
             return  # the next attempt removes what is left
 
@@ -326,5 +338,5 @@ class TierWriter:
 
     def _fenced_by(self) -> int | None:
         return self.executor.run(
-            FencedBy(place=self._place), deadline_s=time.monotonic() + CLEAR_UP_S
+            FencedBy(place=self._place), deadline_s=time.monotonic() + clear_up_s(self._timeout_s)
         )

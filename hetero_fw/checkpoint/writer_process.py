@@ -35,7 +35,7 @@ PROCESS_NAME = "hetero-writer"
 # Training comes first where both want the same core.
 NICENESS = 10
 _START_S = 60.0
-_KILL_S = 2.0
+_KILL_S = 0.5
 _PROGRESS_INTERVAL_S = 0.5
 _ATTACH, _RUN, _PROGRESS, _RESULT, _ERROR = range(5)
 
@@ -54,6 +54,7 @@ class WriterProcess:
     def __init__(self, on_start: Callable[[], None] | None = None) -> None:
         self._on_start = on_start
         self._memory: HostMemory | None = None
+        self._sent_memory: HostMemory | None = None
         self._process: BaseProcess | None = None
         self._connection: Any = None
         # The thread of a save and the one that looks after the process both start one.
@@ -69,10 +70,8 @@ class WriterProcess:
         return self._process.pid if self._process is not None else None
 
     def attach(self, memory: HostMemory) -> None:
-        with self._lock:
-            self._memory = memory
-            if self._process is not None:
-                self._send_memory()
+        # Sent with the next task: the caller must not wait for a process that is starting.
+        self._memory = memory
 
     def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
         with self._lock:
@@ -83,6 +82,7 @@ class WriterProcess:
             bound = threading.Timer(max(0.0, deadline_s - time.monotonic()), process.kill)
             bound.start()
             try:
+                self._send_memory()
                 self._connection.send((_RUN, task))
                 bound.cancel()
                 return self._receive(deadline_s, on_progress)  # type: ignore[no-any-return]
@@ -95,10 +95,11 @@ class WriterProcess:
         """Says once that the process has ended on its own; another one is started at once."""
         if self._lock.acquire(blocking=False):
             try:
-                has_ended = self._process is not None and self._process.exitcode is not None
-                if has_ended and not self._is_closed:
+                if self._process is not None and self._process.exitcode is not None:
                     self._bury()
-                    threading.Thread(target=self._start_early, daemon=True).start()
+                if self._process is None and not self._is_closed and not self._starter.is_alive():
+                    self._starter = threading.Thread(target=self._start_early, daemon=True)
+                    self._starter.start()
             finally:
                 self._lock.release()
         lost, self._lost = self._lost, None
@@ -153,18 +154,18 @@ class WriterProcess:
             self._end()
             raise CheckpointError(f"the writer's process did not start within {_START_S:.0f} s")
         self._connection.recv()
-        self._send_memory()
+        self._sent_memory = None
 
     def _send_memory(self) -> None:
-        if self._memory is None or self._memory.fd is None:
+        """Let the process see the memory that is attached, if it does not yet."""
+        memory = self._memory
+        if memory is None or memory.fd is None or memory is self._sent_memory:
             return
         assert self._process is not None
         assert self._process.pid is not None
-        try:
-            self._connection.send((_ATTACH, self._memory.size))
-            reduction.send_handle(self._connection, self._memory.fd, self._process.pid)
-        except (EOFError, ConnectionError):
-            self._bury()
+        self._connection.send((_ATTACH, memory.size))
+        reduction.send_handle(self._connection, memory.fd, self._process.pid)
+        self._sent_memory = memory
 
     def _bury(self) -> str:
         """Clear up after a process that has ended on its own; returns what became of it."""

@@ -26,6 +26,7 @@ from hetero_fw.monitoring.telemetry import (
     NvmlTelemetry,
     TelemetrySource,
     TelemetryThread,
+    available_memory_bytes,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "StepRecord",
     "TelemetrySource",
     "TelemetryThread",
+    "available_memory_bytes",
     "build_summary",
     "create_run_directory",
     "format_banner",

@@ -48,11 +48,20 @@ from hetero_fw.policies.retention import (
     RetentionRule,
     decide_retention,
 )
+from hetero_fw.policies.retry import (
+    PERMANENT_STORAGE_ERRORS,
+    RetryDecision,
+    RetryObservation,
+    RetryRule,
+    StorageErrorKind,
+    decide_retry,
+)
 from hetero_fw.policies.saving import SaveDecision, SaveObservation, Tier, decide_save
 
 __all__ = [
     "COUNTERS",
     "PERMANENT",
+    "PERMANENT_STORAGE_ERRORS",
     "AttemptRecord",
     "CommittedCheckpoint",
     "DeviceGroup",
@@ -77,8 +86,12 @@ __all__ = [
     "RestoredTraining",
     "RetentionDecision",
     "RetentionRule",
+    "RetryDecision",
+    "RetryObservation",
+    "RetryRule",
     "SaveDecision",
     "SaveObservation",
+    "StorageErrorKind",
     "Tier",
     "after_emergency_save",
     "daly_interval_s",
@@ -87,6 +100,7 @@ __all__ = [
     "decide_interval",
     "decide_restart",
     "decide_retention",
+    "decide_retry",
     "decide_save",
     "is_quarantined",
     "learn_failure_rates",

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetero_fw.recovery import StoreAddress, die_with_parent
+from hetero_fw.recovery import StoreAddress, die_with_parent, share_fork_server
 from hetero_fw.recovery.store import LOOPBACK
 
 TIMEOUT_S = 60.0
-PRELOAD = ["torch", "torch.distributed.fsdp", "lightning.pytorch"]
+PRELOAD = ["torch", "torch.distributed.fsdp", "lightning.pytorch", "hetero_fw.checkpoint"]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """Call `function(rank, group, *args)` on each rank; results in rank order.
 
     `function` must live at module level. A failure of any rank fails the call with its traceback.
@@ -29,14 +31,14 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
     results: Any = context.Queue()
     processes = [
         context.Process(
-            target=_enter, args=(function, rank, world_size, server.port, results, args)
+            target=_enter, args=(function, rank, world_size, server.port, results, args, timeout_s)
         )
         for rank in range(world_size)
     ]
     for process in processes:
         process.start()
     try:
-        return _collect(results, world_size)
+        return _collect(results, world_size, timeout_s)
     finally:
         for process in processes:
             process.join(5.0)
@@ -44,11 +46,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
             process.join(5.0)
 
 
-def _collect(results: Any, world_size: int) -> list[Any]:
+def _collect(results: Any, world_size: int, timeout_s: float) -> list[Any]:
     found: dict[int, Any] = {}
     while len(found) < world_size:
         try:
-            rank, value, error = results.get(timeout=TIMEOUT_S)
+            rank, value, error = results.get(timeout=timeout_s)
         except queue.Empty:
             raise AssertionError(f"only ranks {sorted(found)} answered") from None
         assert not error, f"rank {rank}:\n{error}"
@@ -63,15 +65,17 @@ def _enter(
     port: int,
     results: Any,
     args: tuple[Any, ...],
+    timeout_s: float,
 ) -> None:
     from hetero_fw.parallel import connect_ranks, disconnect_ranks
 
     die_with_parent()
+    share_fork_server()  # as ranks of a run do: it has everything imported
     torch.set_num_threads(1)
     try:
         store = StoreAddress(host=LOOPBACK, port=port).connect(0, TIMEOUT_S)
         group = connect_ranks(
-            store, rank=rank, world_size=world_size, backend="gloo", timeout_s=TIMEOUT_S
+            store, rank=rank, world_size=world_size, backend="gloo", timeout_s=timeout_s
         )
         results.put((rank, function(rank, group, *args), ""))
         disconnect_ranks()

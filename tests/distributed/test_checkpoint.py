@@ -21,6 +21,7 @@ from hetero_fw.checkpoint import (
     CheckpointSaver,
     DirectoryPlace,
     SaveOutcome,
+    WriterProcess,
     buffer_names,
     checkpoint_path,
     flatten_training_state,
@@ -63,7 +64,11 @@ def shared_store(rank: int, group: dist.ProcessGroup) -> dist.Store:
 
 
 def make_saver(
-    root: Path, rank: int, group: dist.ProcessGroup, timeout_s: float = WAIT_S
+    root: Path,
+    rank: int,
+    group: dist.ProcessGroup,
+    timeout_s: float = WAIT_S,
+    executor: WriterProcess | None = None,
 ) -> CheckpointSaver:
     own = claimed(root) if rank == 0 else AttemptDirectories(root=root, attempt=1)
     return CheckpointSaver(
@@ -78,6 +83,7 @@ def make_saver(
         plan_fingerprint="plan",
         on_event=lambda event, step, fields: None,
         timeout_s=timeout_s,
+        executor=executor,
     )
 
 
@@ -237,7 +243,8 @@ def test_a_write_error_of_one_rank_is_every_ranks_verdict(tmp_path: Path) -> Non
     results = run_ranks(fail_on_rank_2, 3, str(tmp_path))
     for found, wait_s in results:
         assert [(step, ok) for step, ok, _ in found] == [(1, True), (2, False), (3, True)]
-        assert "rank 2: [Errno 28] No space left on device" in found[1][2]
+        assert "rank 2: the storage is full, 200 B are needed, " in found[1][2]
+        assert found[1][2].endswith("are free: [Errno 28] No space left on device")
         assert wait_s < 10.0
     assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [3, 1]
     assert len(published(tmp_path)) == 2

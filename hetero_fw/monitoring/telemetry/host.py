@@ -40,7 +40,26 @@ class HostTelemetry:
 
 
 def cgroup_memory_percent(cgroup: Path) -> float | None:
-    """Memory of a cgroup that cannot be reclaimed, in percent of its limit; None without a limit.
+    """Memory of a cgroup that cannot be reclaimed, in percent of its limit; None without one."""
+    found = _cgroup_memory(cgroup)
+    if found is None:
+        return None
+    used_bytes, limit_bytes = found
+    return 100.0 * used_bytes / limit_bytes
+
+
+def available_memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """What new allocations can get from the host and from the container's limit."""
+    available_bytes = int(psutil.virtual_memory().available)
+    found = _cgroup_memory(cgroup)
+    if found is not None:
+        used_bytes, limit_bytes = found
+        available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
+    return available_bytes
+
+
+def _cgroup_memory(cgroup: Path) -> tuple[int, int] | None:
+    """Memory of a cgroup that cannot be reclaimed and its limit, in bytes; None without a limit.
 
     The page cache counts as use there, but unused pages of it are given back before anyone is
     killed (https://docs.kernel.org/admin-guide/cgroup-v2.html, `memory.stat`).
@@ -54,4 +73,4 @@ def cgroup_memory_percent(cgroup: Path) -> float | None:
     if not limit.isdigit() or int(limit) == 0:
         return None
     cache_bytes = next((int(s.split()[1]) for s in lines if s.startswith("inactive_file ")), 0)
-    return 100.0 * max(0, used_bytes - cache_bytes) / int(limit)
+    return max(0, used_bytes - cache_bytes), int(limit)

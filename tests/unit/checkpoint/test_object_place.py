@@ -218,9 +218,9 @@ def test_what_a_stale_attempt_puts_after_the_look_never_existed(url: str) -> Non
     shard = stale.write_shard(save, content, layout)
     fresh = begin(url, 1)
     # Its request was on the way when it was fenced: it is stored, whole and intact.
-    stale.root.fs.pipe_file((stale.path(save) / layout.file_name).path, bytes(content))
+    stale.root.fs.pipe_file((stale.location(save) / layout.file_name).path, bytes(content))
     text = manifest_of(save, 0, layout, shard).to_json()
-    (stale.path(save) / "manifest.json").write_bytes(text.encode())
+    (stale.location(save) / "manifest.json").write_bytes(text.encode())
     assert steps(fresh) == [10]
     assert [path.name for path in published_paths(fresh.root, PREFIX)] != []
     later = begin(url, 2)

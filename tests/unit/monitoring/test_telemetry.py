@@ -12,7 +12,11 @@ import pynvml
 import pytest
 
 from hetero_fw.monitoring import HostTelemetry, NvmlTelemetry, TelemetryThread
-from hetero_fw.monitoring.telemetry import cgroup_memory_percent, merge_readings
+from hetero_fw.monitoring.telemetry import (
+    available_memory_bytes,
+    cgroup_memory_percent,
+    merge_readings,
+)
 from hetero_fw.policies import Measure, Reading
 
 MEMORY = Measure.HOST_MEMORY_PERCENT
@@ -102,8 +106,10 @@ def test_a_container_counts_if_it_is_nearer_its_end(tmp_path: Path) -> None:
     reading = HostTelemetry(cgroup=tmp_path).read()
     assert reading.values[MEMORY] == pytest.approx(99.0)
     assert "container" in reading.notes[MEMORY]
+    assert available_memory_bytes(tmp_path) == 10
     (tmp_path / "memory.max").write_text("max\n")
     assert cgroup_memory_percent(tmp_path) is None
+    assert available_memory_bytes(tmp_path) > 10
 
 
 class Nvml:
