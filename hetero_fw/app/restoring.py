@@ -43,12 +43,13 @@ def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
     ranks = Ranks(context.group)
     ranks.succeed_together(lambda: _claim(context))
     roots = checkpoint_roots(context)
-    quarantine = read_quarantine(roots[-1].path)
     held = find_newest(
         ranks,
         roots,
         context.cfg.ckpt.prefix,
-        refuse=lambda manifest: quarantine.reason(manifest.step, manifest.attempt),
+        refuse=lambda manifest: read_quarantine(roots[-1].path).reason(
+            manifest.step, manifest.attempt
+        ),
         on_rejected=lambda rejection: _tell_rejected(context, rejection),
     )
     if context.rank == 0 and context.attempt > 0:
@@ -137,6 +138,7 @@ def build_restore_watch(
         return []
     root = checkpoint_roots(context)[-1].path
     step, saved_by = held.step, held.manifest.attempt
+    earlier = read_quarantine(root).attempts(step, saved_by) if context.rank == 0 else ()
 
     def record(diverged_step: int) -> None:
         incident = Incident(
@@ -151,7 +153,7 @@ def build_restore_watch(
             rank=context.rank,
             restored_step=step,
             attempt=context.attempt,
-            earlier_attempts=read_quarantine(root).attempts(step, saved_by),
+            earlier_attempts=held.ranks.broadcast(earlier, source=0),
             record=record,
         )
     ]

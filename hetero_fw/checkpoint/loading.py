@@ -112,8 +112,12 @@ def fill_from(held: HeldCheckpoint, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def fill_tensors(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """As `load_checkpoint`, on one rank, where the manifest has been read before."""
-    load_from(path, manifest, tensors, Ranks(None))
+    """As `load_checkpoint`, on one rank, with the bytes of one tensor at a time beside the tensors.
+
+    For tensors that nothing depends on yet: those before a damaged one are filled.
+    """
+    for fqn, tensor in tensors.items():
+        load_from(path, manifest, {fqn: tensor}, Ranks(None))
 
 
 def _nonempty(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -53,7 +53,7 @@ def find_newest(
         roots: of this rank, nearest first. Those that all ranks see come last, on every rank in
             the same order.
         prefix: first part of the names of checkpoints.
-        refuse: asked on rank 0.
+        refuse: asked on rank 0; must not raise.
         on_rejected: called on all ranks for every directory that did not serve, also where
             another one took its place.
 

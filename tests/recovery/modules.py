@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recipes.gpt import GPTModule
 
 _CHUNK_BYTES = 2**28
 _NUM_CHUNKS = 24
+_WAIT_S = 30.0
 
 
 class FaultyGPT(GPTModule):
@@ -69,14 +71,18 @@ class DivergingGPT(GPTModule):
     """Its loss is not a number in the first steps after a restore of the checkpoint `bad_step`.
 
     Args:
-        interrupt_step: step, counted from 1, that breaks the first attempt; 0: none.
+        interrupt_step: step, counted from 1, that breaks the first attempt.
+        awaited: what must be there before it breaks.
         marker: file that the broken attempt leaves.
     """
 
-    def __init__(self, *, bad_step: int, interrupt_step: int, marker: str, **gpt: Any) -> None:
+    def __init__(
+        self, *, bad_step: int, interrupt_step: int, awaited: str, marker: str, **gpt: Any
+    ) -> None:
         super().__init__(**gpt)
         self._bad_step = bad_step
         self._interrupt_step = interrupt_step
+        self._awaited = Path(awaited)
         self._marker = Path(marker)
         self._first_step: int | None = None
 
@@ -85,11 +91,17 @@ class DivergingGPT(GPTModule):
         if self._first_step is None:
             self._first_step = step
         if step + 1 == self._interrupt_step and not self._marker.exists():
-            self._marker.touch()
-            raise RuntimeError("interrupted on purpose")
+            self._interrupt()
         loss = super().training_step(batch, batch_idx)
         is_bad = self._first_step == self._bad_step and step > self._first_step
         return loss * float("nan") if is_bad else loss
+
+    def _interrupt(self) -> None:
+        deadline_s = time.monotonic() + _WAIT_S
+        while not self._awaited.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        self._marker.touch()
+        raise RuntimeError("interrupted on purpose")
 
 
 class LingeringGPT(GPTModule):

@@ -79,13 +79,14 @@ def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: P
 
 
 def test_a_checkpoint_that_makes_training_diverge_is_quarantined(
-    train: Start, tmp_path: Path
+    train: Start, run_dir: Path, tmp_path: Path
 ) -> None:
     run = train(
         *PAIR,
         "model.module._target_=tests.recovery.modules.DivergingGPT",
         "+model.module.bad_step=12",
         "+model.module.interrupt_step=15",
+        f"+model.module.awaited={run_dir / 'checkpoints' / 'hetero_ckpt-step-00000012'}",
         f"+model.module.marker={tmp_path / 'interrupted'}",
     )
     assert run.returncode == 0, run.output
@@ -107,11 +108,11 @@ def test_a_checkpoint_that_makes_training_diverge_is_quarantined(
 
 def test_what_was_restored_is_logged_with_what_it_cost(start_train: Start) -> None:
     run = start_train(*PAIR)
-    run.wait_until(lambda: steps_done(run) >= 7)
+    run.wait_until(lambda: bool(run.events("checkpoint_committed")))
     os.kill(rank_pid(run, 1), signal.SIGKILL)
     run.wait()
     (restored,) = run.events("restored")
-    assert restored["source"].endswith("hetero_ckpt-step-00000006")
+    assert restored["source"].endswith(f"hetero_ckpt-step-{restored['step']:08d}")
     assert restored["tiers"] == ["storage"]
     assert restored["bytes_read"] == restored["size_bytes"] > 10_000
     assert restored["read_s"] > 0
