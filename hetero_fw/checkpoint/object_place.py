@@ -123,9 +123,9 @@ class ObjectPlace:
         fence = {"attempt": self.attempt, "nonce": secrets.token_hex(16), "time_s": time.time()}
         try:
             store.put_new(fence_key(self.attempt), json.dumps(fence).encode())
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"attempt {self.attempt} cannot begin in {self.url}: {error}"
+        except StorageError as error:
+            raise StorageError(
+                f"attempt {self.attempt} cannot begin: {error}", is_transient=error.is_transient
             ) from error
         # Everything that an older attempt has put and does not yet know to be fenced is seen here.
         seen = take_snapshot(store)

@@ -1,7 +1,7 @@
 """The objects below one directory of a remote storage: list, read, put, delete.
 
-Every error of a client leaves here as one readable StorageError. Small requests have a time limit
-here as well, because s3fs does not apply its own to a body that it is sending.
+Every error of a client leaves here as one readable StorageError. Requests have a time limit here as
+well: s3fs does not apply its own while it sends, and its retries and those below it add up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ObjectStore:
         """
         with self._errors(folder):
             try:
-                found = self._fs.find(self._path(folder).rstrip("/"), detail=True)
+                found = self._fs.find(self._path(folder).rstrip("/"), detail=True, **self._limit)
             except FileNotFoundError:
                 if self._has_parts:  # an empty folder is no error there, so the bucket is missing
                     raise
@@ -82,7 +82,7 @@ class ObjectStore:
     def read(self, key: str) -> bytes:
         """The whole content of a small object."""
         with self._errors(key):
-            content: bytes = self._fs.cat_file(self._path(key))
+            content: bytes = self._fs.cat_file(self._path(key), **self._limit)
             return bytes(content)
 
     def put(self, key: str, content: bytes) -> None:
@@ -137,10 +137,10 @@ class ObjectStore:
         paths = [self._path(key) for key in keys]
         if len(paths) == 1:
             with self._errors(next(iter(keys))), suppress(FileNotFoundError):
-                self._fs.rm_file(paths[0])
+                self._fs.rm_file(paths[0], **self._limit)
         elif paths:
             with self._errors(""), suppress(FileNotFoundError):
-                self._fs.rm(paths)
+                self._fs.rm(paths, **self._limit)
 
     def remove_folder(self, folder: str) -> None:
         """Remove an empty directory, where the storage has directories."""
@@ -165,12 +165,18 @@ class ObjectStore:
                     if page.get(f"Next{name}")
                 }
                 page = self._fs.call_s3(
-                    "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers
+                    "list_multipart_uploads",
+                    Bucket=bucket,
+                    Prefix=prefix,
+                    **markers,
+                    **self._limit,
                 )
                 for upload in page.get("Uploads") or ():
                     if is_dead(upload["Key"].removeprefix(prefix)):
                         with suppress(FileNotFoundError):  # it was completed or given up meanwhile
-                            self._fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+                            self._fs.abort_mpu(
+                                bucket, upload["Key"], upload["UploadId"], **self._limit
+                            )
                 if not page.get("IsTruncated"):
                     return
 

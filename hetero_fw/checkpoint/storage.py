@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fsspec import AbstractFileSystem
 from fsspec.registry import known_implementations
 from typing_extensions import TypeIs
 from upath import UPath
@@ -30,6 +31,11 @@ NUM_ATTEMPTS = 2
 
 PIECE_BYTES = 8 * 2**20
 NUM_PIECES_AHEAD = 8
+
+# fsspec lets go of its clients in a forked process. They must not be taken apart there: closing
+# their connections takes these out of the epoll set, which the parent still waits on, and its next
+# request hangs until it times out. Held here, they are left alone.
+_CLIENTS: dict[str, AbstractFileSystem] = {}
 
 _S3 = ("s3", "s3a")
 _LOCAL = ("", "file", "local")
@@ -91,10 +97,9 @@ def open_root(location: str, options: Mapping[str, Any] | None = None) -> Storag
     warnings.filterwarnings("ignore", message="UPath 'webhdfs' filesystem not explicitly")
     try:
         root: UPath = UPath(location.rstrip("/"), **merged)
+        _CLIENTS[root.fs._fs_token] = root.fs
         if scheme in _S3:
             root.fs.retries = NUM_ATTEMPTS
-        else:
-            _ = root.fs
     except ImportError as error:
         raise ConfigError(_missing_package(scheme, error)) from error
     except (OSError, TypeError, ValueError, KeyError) as error:

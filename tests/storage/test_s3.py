@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -27,6 +28,7 @@ from hetero_fw.checkpoint import (
 )
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.object_versions import fence_key, record_key
+from hetero_fw.checkpoint.storage import READ_TIMEOUT_S
 from hetero_fw.errors import CheckpointError
 from tests.s3_server import BUCKET, SECRET, Fault, FaultProxy, S3Server
 from tests.storage.uploading import (
@@ -230,15 +232,23 @@ def test_an_upload_into_a_black_hole_is_cut_by_killing_the_writer(
 def test_a_small_request_into_a_black_hole_ends_by_itself(
     s3: S3Server, proxy: FaultProxy, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    root = through(proxy, s3, url).root
+    ObjectStore(root).put("a", b"1")
     monkeypatch.setattr("hetero_fw.checkpoint.object_store.REQUEST_TIMEOUT_S", 1.0)
-    store = ObjectStore(through(proxy, s3, url).root)
-    store.put("a", b"1")
+    store = ObjectStore(root)
     proxy.fault = Fault.BLACK_HOLE
-    began_s = time.monotonic()
-    with pytest.raises(StorageError, match="no answer in time") as caught:
-        store.put("a", b"2")
-    assert caught.value.is_transient
-    assert time.monotonic() - began_s < 5.0
+    requests: list[Callable[[], Any]] = [
+        lambda: store.put("a", b"2"),
+        lambda: store.read("a"),
+        lambda: store.delete(["a"]),
+        store.list,
+    ]
+    for request in requests:
+        began_s = time.monotonic()
+        with pytest.raises(StorageError, match="no answer in time") as caught:
+            request()
+        assert caught.value.is_transient
+        assert time.monotonic() - began_s < 5.0
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.SLOW_DOWN])
@@ -277,6 +287,26 @@ def test_connections_that_break_in_mid_upload_are_made_again(
     proxy.fault = Fault.NONE
     save_at(place, 20, size=BIG)
     verify_checkpoint(next(published_paths(place.root, PREFIX)))
+
+
+def _save_in_child(place: ObjectPlace) -> None:
+    save_at(place, 20)
+    os._exit(0 if steps(place) == [20, 10] else 1)
+
+
+def test_a_place_works_on_in_a_forked_process(s3: S3Server, url: str) -> None:
+    place = begin(url)
+    save_at(place, 10)
+    process = multiprocessing.get_context("fork").Process(target=_save_in_child, args=(place,))
+    process.start()
+    process.join(60.0)
+    process.kill()
+    assert process.exitcode == 0
+    # Nor does that process disturb the one it comes from: their sockets are the same.
+    began_s = time.monotonic()
+    save_at(place, 30)
+    assert time.monotonic() - began_s < READ_TIMEOUT_S / 2
+    assert steps(place) == [30, 20, 10]
 
 
 STOPS = [

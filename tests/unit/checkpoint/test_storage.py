@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from upath import UPath
 
 from hetero_fw.checkpoint import StorageError, is_object_store, open_root, scheme_of
 from hetero_fw.checkpoint.object_store import ObjectStore
@@ -170,3 +171,25 @@ def test_objects_of_one_folder() -> None:
     with pytest.raises(StorageError, match="somebody else's is there"):
         store.put_new("new", b"theirs")
     assert store.read("new") == b"mine"
+
+
+def test_a_storage_that_has_directories(tmp_path: Path) -> None:
+    """As those of HDFS; the client is that of the local file system."""
+    store = ObjectStore(UPath(f"file://{tmp_path}/run"))
+    assert store.list() == {}
+    content = memoryview(bytes(range(256)) * 200_000)
+    pieces: list[int] = []
+    store.upload("version/shard", content, lambda piece: pieces.append(piece.nbytes))
+    assert (len(pieces), sum(pieces)) == (4, content.nbytes)
+    assert store.read("version/shard") == content
+    store.put("version/manifest.json", b"{}")
+    store.put_new(".attempts/0.json", b"mine")
+    with pytest.raises(StorageError, match="somebody else's is there"):
+        store.put_new(".attempts/0.json", b"theirs")
+    assert set(store.list()) == {".attempts/0.json", "version/manifest.json", "version/shard"}
+    store.remove_folder("version")
+    assert set(store.list("version")) == {"version/manifest.json", "version/shard"}
+    store.delete(["version/manifest.json", "version/shard"])
+    store.remove_folder("version")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".attempts"]
+    store.abort_uploads(lambda key: True)
