@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from hetero_fw.app.context import RankContext
+from hetero_fw.app.node_tier import is_leader, node_directory
+from hetero_fw.app.places import build_place, checkpoint_root
 from hetero_fw.app.state import restore_state
 from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
@@ -27,7 +29,7 @@ from hetero_fw.checkpoint import (
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventName
 from hetero_fw.parallel import StepSource
-from hetero_fw.policies import IntervalPolicy
+from hetero_fw.policies import IntervalPolicy, Tier
 
 
 def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
@@ -61,7 +63,12 @@ def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
 
 def checkpoint_roots(context: RankContext) -> tuple[TierRoot, ...]:
     """Where this rank may find checkpoints, nearest first; the last one is common to all ranks."""
-    return (TierRoot(tier="storage", path=context.run_dir.checkpoints_path),)
+    storage = TierRoot(tier=Tier.STORAGE, path=checkpoint_root(context.cfg, context.run_dir))
+    local = node_directory(context)
+    if local is None:
+        return (storage,)
+    node = context.plan.ranks[context.rank].node
+    return (TierRoot(tier=Tier.LOCAL, path=local, node=node), storage)
 
 
 def _claim(context: RankContext) -> None:
@@ -69,17 +76,19 @@ def _claim(context: RankContext) -> None:
 
     Also puts back a replacement that was cut short in the middle.
     """
-    root = context.run_dir.checkpoints_path
-    is_in_use = context.cfg.ckpt.policy != IntervalPolicy.NONE or root.is_dir()
-    if context.rank == 0 and is_in_use:
-        claim_attempt(root, context.attempt)
+    saves = context.cfg.ckpt.policy != IntervalPolicy.NONE
+    if context.rank == 0 and (saves or checkpoint_root(context.cfg, context.run_dir).is_dir()):
+        build_place(context.cfg, context.run_dir, context.attempt).claim()
+    local = node_directory(context)
+    if local is not None and is_leader(context) and (saves or local.is_dir()):
+        claim_attempt(local, context.attempt)
 
 
 def _check_fresh_start(context: RankContext) -> None:
     """Refuse to start over what `resume=must` wants continued; the supervisor saw checkpoints."""
     if context.cfg.resume == "must":
         raise ConfigError(
-            f"resume=must, but no checkpoint in {context.run_dir.checkpoints_path} could be "
+            f"resume=must, but no checkpoint in {checkpoint_roots(context)[-1].path} could be "
             "verified; events.jsonl has a checkpoint_rejected for each. Use resume=auto to start "
             "fresh."
         )

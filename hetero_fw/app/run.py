@@ -17,7 +17,7 @@ from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
-from hetero_fw.app.space import check_space
+from hetero_fw.app.space import check_node_tier, check_space
 from hetero_fw.app.storage_settings import (
     StoredRun,
     concealed,
@@ -75,6 +75,7 @@ def _run(cfg: DictConfig) -> int:
     if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
         stored = _look_at_storage(cfg, previous, plan)
         _check_resume(cfg, previous, stored)
+    check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
     with run_dir.lock():

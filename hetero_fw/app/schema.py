@@ -130,6 +130,16 @@ class Parallel:
 
 
 @dataclass(kw_only=True)
+class Tiers:
+    """Where checkpoints go before they go to the storage."""
+
+    local: str | None = key(None, "directory on each node's disk or in its memory, null: none")
+    storage_interval_steps: int | None = key(
+        None, "steps between saves to the storage behind it, null: by its own costs", at_least=1
+    )
+
+
+@dataclass(kw_only=True)
 class Ckpt:
     """When checkpoints are saved and which are kept."""
 
@@ -148,6 +158,8 @@ class Ckpt:
         "async_with_pinned_mem", "how saves run beside training"
     )
     timeout_s: float = key(300, "seconds for all ranks to write a checkpoint", above=0)
+    tiers: Tiers = key(Tiers, "where checkpoints go first")
+    min_replica_size: int = key(2, "nodes that hold each part in ckpt.tiers.local", at_least=1)
     save_optimizer_states: bool = key(True, "false: weights only")
     prior_mtbf_s: float | dict[str, float] = key(
         10800.0, "mean time between failures assumed at first, s", above=0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from hetero_fw.app.storage_settings import storage_location
 from hetero_fw.errors import ConfigError
 from hetero_fw.hardware import WorkloadProfile
 from hetero_fw.monitoring import RunDirectory, Status, available_memory_bytes, read_status
+from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import IntervalPolicy
 
 if TYPE_CHECKING:
@@ -17,6 +20,23 @@ if TYPE_CHECKING:
 
 # Weights and their optimizer state are kept in fp32 whatever the ranks compute in.
 _WEIGHT_BYTES = 4
+
+
+def check_node_tier(cfg: DictConfig, plan: ParallelPlan) -> None:
+    """Judge before any process starts whether there are nodes for the copies.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    if cfg.ckpt.tiers.local is None or cfg.mode != "train":
+        return
+    num_nodes = len({rank.node for rank in plan.ranks})
+    if num_nodes < cfg.ckpt.min_replica_size:
+        raise ConfigError(
+            f"ckpt.min_replica_size={cfg.ckpt.min_replica_size} needs as many nodes to keep "
+            f"checkpoints in ckpt.tiers.local, but the plan has {num_nodes}. Lower it, or set "
+            "ckpt.tiers.local=null."
+        )
 
 
 def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirectory | None) -> None:
@@ -33,10 +53,11 @@ def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirecto
     root = Path(cfg.paths.root).expanduser().absolute()
     folder = previous.checkpoints_path if previous is not None else root
     per_param = _WEIGHT_BYTES + _optimizer_bytes(cfg, workload.optimizer_bytes_per_param)
-    ConfigError.collect(_problems(cfg, folder, workload.num_params * per_param))
+    name = previous.name if previous is not None else ".new"
+    ConfigError.collect(_problems(cfg, folder, name, workload.num_params * per_param))
 
 
-def check_space_of(cfg: DictConfig, folder: Path, module: nn.Module) -> None:
+def check_space_of(cfg: DictConfig, run_dir: RunDirectory, module: nn.Module) -> None:
     """The same in a rank, by the module as it was built: its dtypes, and its buffers too.
 
     Raises:
@@ -44,26 +65,47 @@ def check_space_of(cfg: DictConfig, folder: Path, module: nn.Module) -> None:
     """
     if cfg.ckpt.policy == IntervalPolicy.NONE:
         return
-    weight_bytes = sum(tensor.nbytes for tensor in module.state_dict().values())
+    num_bytes = checkpoint_bytes_of(cfg, module)
+    ConfigError.collect(_problems(cfg, run_dir.checkpoints_path, run_dir.name, num_bytes))
+
+
+def checkpoint_bytes_of(cfg: DictConfig, module: nn.Module) -> int:
+    """Size of one checkpoint of `module`, before it is sharded, as far as it is certain."""
+    weight_bytes = sum(int(tensor.nbytes) for tensor in module.state_dict().values())
     num_params = sum(p.numel() for p in module.parameters() if p.requires_grad)
     per_param = _optimizer_bytes(cfg, WorkloadProfile.optimizer_bytes_per_param)
-    ConfigError.collect(_problems(cfg, folder, weight_bytes + num_params * per_param))
+    return weight_bytes + num_params * per_param
 
 
-def _problems(cfg: DictConfig, folder: Path, checkpoint_bytes: int) -> list[str]:
+def _problems(cfg: DictConfig, folder: Path, run_name: str, checkpoint_bytes: int) -> list[str]:
     # Needs torch, as everything does from here on; a run that is not trained never comes here.
     from hetero_fw.checkpoint.space import SpaceDemand, shortfalls, survey
 
-    try:
-        volume = survey(folder, cfg.ckpt.prefix)
-    except OSError:
-        return []  # creating the run directory tells what is wrong with it
-    demand = SpaceDemand(key="paths.root", checkpoint_bytes=checkpoint_bytes, volume=volume)
+    demands = []
+    for key, path, num_copies in _places(cfg, folder, run_name):
+        try:
+            volume = survey(path, cfg.ckpt.prefix)
+        except OSError:
+            continue  # using the directory tells what is wrong with it
+        num_bytes = num_copies * checkpoint_bytes
+        demands.append(SpaceDemand(key=key, checkpoint_bytes=num_bytes, volume=volume))
     return shortfalls(
-        [demand],
+        demands,
         staging_bytes=checkpoint_bytes,  # all ranks are on this host
         available_memory_bytes=available_memory_bytes(),
     )
+
+
+def _places(cfg: DictConfig, folder: Path, run_name: str) -> Iterator[tuple[str, Path, int]]:
+    """Directories of this host that checkpoints go to: key, path and copies of each part."""
+    location = storage_location(cfg, run_name)
+    if location is None:
+        yield "paths.root", folder, 1
+    elif "://" not in location:
+        yield "ckpt.storage", Path(location), 1
+    if cfg.ckpt.tiers.local is not None:
+        path = Path(cfg.ckpt.tiers.local).expanduser().absolute() / run_name
+        yield "ckpt.tiers.local", path, cfg.ckpt.min_replica_size
 
 
 def _optimizer_bytes(cfg: DictConfig, otherwise: int) -> int:

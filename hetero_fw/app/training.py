@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from hetero_fw.app.build import (
@@ -17,28 +14,19 @@ from hetero_fw.app.build import (
     build_train_data,
     build_val_data,
     init_weights,
-    interval_rule,
 )
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
+from hetero_fw.app.node_tier import clear_node_directory
 from hetero_fw.app.restoring import Restore, agree_on_checkpoint, build_restore_watch
+from hetero_fw.app.saving import build_checkpointing, build_saver
 from hetero_fw.app.space import check_space_of
-from hetero_fw.app.state import collect_state, newest_metric
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
     EmergencySave,
     StepRecorder,
-    TierSchedule,
-    read_facts,
 )
 from hetero_fw.checkpoint import (
-    AttemptDirectories,
-    CheckpointSaver,
-    DirectoryPlace,
-    WriterProcess,
-    buffer_names,
-    flatten_training_state,
-    optimized_names,
     weights_digest,
 )
 from hetero_fw.monitoring import (
@@ -46,12 +34,11 @@ from hetero_fw.monitoring import (
     MetricsWriter,
     ScalarWriter,
     StepPrinter,
-    read_events,
     write_json_atomically,
 )
-from hetero_fw.policies import IntervalPolicy, MonitorMode, RetentionRule, Tier
+from hetero_fw.policies import IntervalPolicy
 from hetero_fw.profiling import Pacer
-from hetero_fw.recovery import RankEnd, die_with_parent
+from hetero_fw.recovery import RankEnd
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
 
@@ -63,11 +50,11 @@ def train(context: RankContext) -> RankEnd:
     module = build_module(cfg)
     if held is None:
         if context.rank == 0:
-            check_space_of(cfg, context.run_dir.checkpoints_path, module)
+            check_space_of(cfg, context.run_dir, module)
         init_weights(cfg, module)
     strategy = _build_strategy(context)
-    saver = _build_saver(context, start_step if held is not None else None)
-    checkpointing = _build_checkpointing(context, strategy, module, saver, start_step)
+    saver = build_saver(context, module, start_step if held is not None else None)
+    checkpointing = build_checkpointing(context, strategy, module, saver, start_step)
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
     trainer = _build_trainer(
@@ -92,6 +79,7 @@ def train(context: RankContext) -> RankEnd:
     # the report of what went wrong.
     if saver is not None:
         saver.close(timeout_s=cfg.recovery.process_group_timeout_s)
+        clear_node_directory(context, checkpointing.stored_step == trainer.global_step)
     if checkpointing.was_preempted:
         return RankEnd.PREEMPTED
     digest = weights_digest(module)
@@ -119,107 +107,6 @@ def _build_strategy(context: RankContext) -> HeteroFSDPStrategy:
         ),
         seed=context.cfg.seed,
         pacer=Pacer(rank.compute_s) if plan.emulation is not None else None,
-    )
-
-
-def _build_saver(context: RankContext, start_step: int | None) -> CheckpointSaver | None:
-    cfg = context.cfg.ckpt
-    if cfg.policy == IntervalPolicy.NONE:
-        return None
-
-    def on_event(name: str, step: int | None, fields: dict[str, Any]) -> None:
-        context.events.write(name, step=step, **fields)
-        if name in (EventName.CHECKPOINT_FAILED, EventName.WRITER_RESTART):
-            print(fields.get("message", fields["reason"]), flush=True)
-
-    has_process = cfg.async_mode == "async_with_pinned_mem"
-    return CheckpointSaver(
-        place=DirectoryPlace(
-            directories=AttemptDirectories(
-                root=context.run_dir.checkpoints_path, attempt=context.attempt
-            )
-        ),
-        attempt=context.attempt,
-        prefix=cfg.prefix,
-        rank=context.rank,
-        world_size=context.plan.world_size,
-        store=context.store if context.plan.world_size > 1 else None,
-        process_group=_new_group(context),
-        is_async=cfg.async_mode != "disabled",
-        executor=WriterProcess(die_with_parent) if has_process else None,
-        overlaps_staging=has_process,
-        timeout_s=cfg.timeout_s,
-        safe_step=start_step,
-        plan_fingerprint=context.plan.fingerprint(),
-        on_event=on_event,
-        retention=RetentionRule(
-            keep_latest_k=cfg.keep_latest_k,
-            keep_best=cfg.keep_best,
-            monitor=cfg.monitor,
-            monitor_mode=MonitorMode(cfg.monitor_mode),
-            keep_every_n_steps=cfg.keep_every_n_steps,
-        ),
-    )
-
-
-def _new_group(context: RankContext) -> dist.ProcessGroup | None:
-    """A group for checkpoints alone: control traffic of steps must never wait for a save."""
-    if context.group is None:
-        return None
-    timeout = timedelta(seconds=context.cfg.recovery.process_group_timeout_s)
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _build_checkpointing(
-    context: RankContext,
-    strategy: HeteroFSDPStrategy,
-    module: pl.LightningModule,
-    saver: CheckpointSaver | None,
-    start_step: int,
-) -> AdaptiveCheckpoint:
-    saves_optimizer = context.cfg.ckpt.save_optimizer_states
-    rule = interval_rule(context.cfg)
-
-    def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
-        assert saver is not None
-        optimizer = strategy.optimizers[0] if saves_optimizer else None
-        tensors, state = flatten_training_state(module, optimizer)
-        saver.save(
-            step,
-            tensors,
-            {**state, **collect_state(module.trainer)},
-            reason=reason,
-            tiers=tiers,
-            metric=newest_metric(
-                context.cfg.ckpt.monitor,
-                module.trainer.callback_metrics,
-                strategy.finished_step.loss,
-            ),
-            may_be_infinite=buffer_names(module),
-            # Everything else stays as it is until the optimizer's next step.
-            changing=tensors.keys() - optimized_names(module, strategy.optimizers[0]),
-        )
-
-    history = read_facts(read_events(context.run_dir.events_path), context.plan, rule.prior_mtbf_s)
-    return AdaptiveCheckpoint(
-        source=strategy,
-        saver=saver,
-        schedules=[
-            TierSchedule(
-                Tier.STORAGE,
-                rule,
-                history,
-                first_step=start_step,
-                max_steps=context.cfg.trainer.max_steps,
-            )
-        ],
-        save=save,
-        stop=context.stop,
-        first_step=start_step,
-        max_steps=context.cfg.trainer.max_steps,
-        rank=context.rank,
     )
 
 

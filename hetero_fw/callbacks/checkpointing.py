@@ -29,6 +29,10 @@ class StopSource(Protocol):
 class AdaptiveCheckpoint(Callback):
     """Asks the policy once a step on rank 0; the answer reaches all ranks with the step's report.
 
+    Attributes:
+        was_preempted: a stop was asked for and training has ended because of it.
+        stored_step: newest step that this attempt has brought to the last tier.
+
     Args:
         source: the strategy.
         saver: None: checkpoints are off, stop requests are still obeyed.
@@ -69,6 +73,7 @@ class AdaptiveCheckpoint(Callback):
         self._stood_still_s = 0.0
         self._validation_began_s = 0.0
         self.was_preempted = False
+        self.stored_step: int | None = None
 
     def notes(self) -> dict[str, float]:
         """This rank's part of the step report: stop, busy, and on rank 0 what to save to."""
@@ -112,7 +117,7 @@ class AdaptiveCheckpoint(Callback):
         if signal_number:
             self.save_now(f"stop by signal {signal_number}")
         elif reports[0].wants_save:
-            self._save(from_number(reports[0].wants_save), "; ".join(self._reasons.values()))
+            self._save(from_number(reports[0].wants_save), "; ".join(dict.fromkeys(self._reasons.values())))
         self._collect()
         self._tell_progress()
         if signal_number and self._step < self._max_steps:
@@ -168,6 +173,8 @@ class AdaptiveCheckpoint(Callback):
         if self._saver is None:
             return
         for outcome in self._saver.poll():
+            if outcome.ok and outcome.tier is Tier.STORAGE:
+                self.stored_step = outcome.step
             for schedule in self._schedules:
                 if schedule.tier == outcome.tier:
                     schedule.save_ended(outcome)

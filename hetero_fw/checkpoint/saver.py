@@ -157,6 +157,11 @@ class CheckpointSaver:
         self._in_flight: list[tuple[Tier, SaveHandle]] = []
         self._unreported: list[SaveHandle] = []
 
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Those that there are, nearest first."""
+        return tuple(writer.tier for writer in self._writers)
+
     def save(
         self,
         step: int,

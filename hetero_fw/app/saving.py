@@ -1,0 +1,159 @@
+"""What saves the training of one rank, and what decides when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from omegaconf import DictConfig
+
+from hetero_fw.app.build import interval_rule
+from hetero_fw.app.context import RankContext
+from hetero_fw.app.node_tier import build_node_tier
+from hetero_fw.app.places import build_place
+from hetero_fw.app.space import checkpoint_bytes_of
+from hetero_fw.app.state import collect_state, newest_metric
+from hetero_fw.callbacks import AdaptiveCheckpoint, TierSchedule, read_facts
+from hetero_fw.checkpoint import (
+    CheckpointSaver,
+    WriterProcess,
+    buffer_names,
+    flatten_training_state,
+    optimized_names,
+)
+from hetero_fw.monitoring import EventName, read_events
+from hetero_fw.policies import IntervalPolicy, IntervalRule, MonitorMode, RetentionRule, Tier
+from hetero_fw.recovery import die_with_parent
+from hetero_fw.strategies import HeteroFSDPStrategy
+
+
+def build_saver(
+    context: RankContext, module: pl.LightningModule, safe_step: int | None
+) -> CheckpointSaver | None:
+    """What saves, None if nothing is saved. All ranks call this.
+
+    Args:
+        context: the rank.
+        module: what is trained, before it is sharded.
+        safe_step: step of the checkpoint that the attempt continues from, None if there is none.
+    """
+    cfg = context.cfg.ckpt
+    if cfg.policy == IntervalPolicy.NONE:
+        return None
+
+    def on_event(name: str, step: int | None, fields: dict[str, Any]) -> None:
+        context.events.write(name, step=step, **fields)
+        if name in (EventName.CHECKPOINT_FAILED, EventName.WRITER_RESTART):
+            print(fields.get("message", fields["reason"]), flush=True)
+
+    has_process = cfg.async_mode == "async_with_pinned_mem"
+    node_tier = build_node_tier(context, checkpoint_bytes_of(context.cfg, module))
+    return CheckpointSaver(
+        place=build_place(context.cfg, context.run_dir, context.attempt),
+        attempt=context.attempt,
+        prefix=cfg.prefix,
+        rank=context.rank,
+        world_size=context.plan.world_size,
+        store=context.store if context.plan.world_size > 1 else None,
+        process_group=_new_group(context),
+        is_async=cfg.async_mode != "disabled",
+        executor=WriterProcess(die_with_parent) if has_process else None,
+        node_tier=node_tier,
+        node_executor=WriterProcess(die_with_parent) if has_process and node_tier else None,
+        overlaps_staging=has_process,
+        timeout_s=cfg.timeout_s,
+        safe_step=safe_step,
+        plan_fingerprint=context.plan.fingerprint(),
+        on_event=on_event,
+        retention=RetentionRule(
+            keep_latest_k=cfg.keep_latest_k,
+            keep_best=cfg.keep_best,
+            monitor=cfg.monitor,
+            monitor_mode=MonitorMode(cfg.monitor_mode),
+            keep_every_n_steps=cfg.keep_every_n_steps,
+        ),
+    )
+
+
+def _new_group(context: RankContext) -> dist.ProcessGroup | None:
+    """A group for checkpoints alone: control traffic of steps must never wait for a save."""
+    if context.group is None:
+        return None
+    timeout = timedelta(seconds=context.cfg.recovery.process_group_timeout_s)
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def build_checkpointing(
+    context: RankContext,
+    strategy: HeteroFSDPStrategy,
+    module: pl.LightningModule,
+    saver: CheckpointSaver | None,
+    start_step: int,
+) -> AdaptiveCheckpoint:
+    """The callback that asks the policy after each step, for every tier that there is."""
+    saves_optimizer = context.cfg.ckpt.save_optimizer_states
+
+    def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
+        assert saver is not None
+        optimizer = strategy.optimizers[0] if saves_optimizer else None
+        tensors, state = flatten_training_state(module, optimizer)
+        saver.save(
+            step,
+            tensors,
+            {**state, **collect_state(module.trainer)},
+            reason=reason,
+            tiers=tiers,
+            metric=newest_metric(
+                context.cfg.ckpt.monitor,
+                module.trainer.callback_metrics,
+                strategy.finished_step.loss,
+            ),
+            may_be_infinite=buffer_names(module),
+            # Everything else stays as it is until the optimizer's next step.
+            changing=tensors.keys() - optimized_names(module, strategy.optimizers[0]),
+        )
+
+    return AdaptiveCheckpoint(
+        source=strategy,
+        saver=saver,
+        schedules=_schedules(context, saver, start_step),
+        save=save,
+        stop=context.stop,
+        first_step=start_step,
+        max_steps=context.cfg.trainer.max_steps,
+        rank=context.rank,
+    )
+
+
+def _schedules(
+    context: RankContext, saver: CheckpointSaver | None, start_step: int
+) -> list[TierSchedule]:
+    if saver is None:
+        return []
+    rule = interval_rule(context.cfg)
+    events = read_events(context.run_dir.events_path)
+    history = read_facts(events, context.plan, rule.prior_mtbf_s)
+    return [
+        TierSchedule(
+            tier,
+            _rule_of(tier, rule, context.cfg.ckpt.tiers, has_local=Tier.LOCAL in saver.tiers),
+            history,
+            first_step=start_step,
+            max_steps=context.cfg.trainer.max_steps,
+        )
+        for tier in saver.tiers
+    ]
+
+
+def _rule_of(tier: Tier, rule: IntervalRule, tiers: DictConfig, *, has_local: bool) -> IntervalRule:
+    """The storage behind node directories may have an interval of its own."""
+    if tier is Tier.STORAGE and has_local and tiers.storage_interval_steps is not None:
+        return IntervalRule(
+            policy=IntervalPolicy.FIXED, interval_steps=tiers.storage_interval_steps
+        )
+    return rule
