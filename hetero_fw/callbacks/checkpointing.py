@@ -117,7 +117,9 @@ class AdaptiveCheckpoint(Callback):
         if signal_number:
             self.save_now(f"stop by signal {signal_number}")
         elif reports[0].wants_save:
-            self._save(from_number(reports[0].wants_save), "; ".join(dict.fromkeys(self._reasons.values())))
+            self._save(
+                from_number(reports[0].wants_save), "; ".join(dict.fromkeys(self._reasons.values()))
+            )
         self._collect()
         self._tell_progress()
         if signal_number and self._step < self._max_steps:

@@ -1,0 +1,113 @@
+"""A node that is lost with all it held costs the steps since the last save to the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TrainRun
+from tests.recovery.test_kill import TINY, Start, digest_of, rank_pid
+
+# Every fourth step to the nodes; to the storage only what the end of the run brings.
+NODES = (*TINY, "ckpt.interval_steps=4", "ckpt.tiers.storage_interval_steps=1000")
+KILLED_AFTER = 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Start], str]:
+    digests: list[str] = []
+
+    def digest(start_train: Start) -> str:
+        if not digests:
+            run = start_train(*TINY, "run_name=undisturbed").wait()
+            assert run.returncode == 0, run.output
+            digests.append(digest_of(run.run_dir.parent / "undisturbed"))
+        return digests[0]
+
+    return digest
+
+
+def committed(run: TrainRun, tier: str) -> list[int]:
+    return [e["step"] for e in run.events("checkpoint_committed") if e["tier"] == tier]
+
+
+def kill_node(run: TrainRun, ranks: tuple[int, ...]) -> None:
+    for rank in ranks:
+        os.kill(rank_pid(run, rank), signal.SIGKILL)
+
+
+def start_on_nodes(start_train: Start, tmp_path: Path) -> TrainRun:
+    run = start_train(*NODES, f"ckpt.tiers.local={tmp_path}/nodes")
+    run.wait_until(lambda: max(committed(run, "local"), default=0) >= KILLED_AFTER)
+    return run
+
+
+def test_a_node_that_is_lost_with_its_disk_is_replaced_by_its_copies(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    run = start_on_nodes(start_train, tmp_path)
+    kill_node(run, (2, 3))
+    shutil.rmtree(tmp_path / "nodes/run/v100-0")
+    run.wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert restored["step"] >= KILLED_AFTER
+    assert restored["tiers"] == ["local"]
+    assert "/nodes/run/a100-0/" in restored["source"]
+    assert str(run.run_dir) not in restored["source"]
+    assert restored["bytes_read"] == restored["size_bytes"]
+    assert committed(run, "storage") == [24]
+    # The room on the nodes is given back once the storage has the last step.
+    assert list((tmp_path / "nodes").iterdir()) == []
+    assert digest_of(run.run_dir) == undisturbed(start_train)
+
+
+def test_of_two_copies_the_good_one_is_used(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    run = start_on_nodes(start_train, tmp_path)
+    # Stopped, the supervisor does not start the next attempt before the damage is done.
+    os.kill(run.process.pid, signal.SIGSTOP)
+    kill_node(run, (0, 1, 2, 3))
+    newest = max((tmp_path / "nodes/run/a100-0").glob("hetero_ckpt-step-*"))
+    shard = newest / "shard-00001.bin"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    shard.write_bytes(content)
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert restored["step"] == int(newest.name[-8:])
+    assert restored["tiers"] == ["local"]
+    (rejected,) = run.events("checkpoint_rejected")
+    assert rejected["path"] == str(newest)
+    assert str(shard) in rejected["reason"]
+    assert digest_of(run.run_dir) == undisturbed(start_train)
+
+
+def test_without_any_node_the_storage_serves(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    settings = (*NODES, f"ckpt.tiers.local={tmp_path}/nodes", "ckpt.tiers.storage_interval_steps=8")
+    run = start_train(*settings)
+    run.wait_until(lambda: bool(committed(run, "storage")))
+    os.kill(run.process.pid, signal.SIGSTOP)
+    kill_node(run, (0, 1, 2, 3))
+    shutil.rmtree(tmp_path / "nodes/run")
+    stored = max(int(path.name[-8:]) for path in (run.run_dir / "checkpoints").glob("hetero*"))
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert restored["step"] == stored
+    assert restored["tiers"] == ["storage"]
+    assert digest_of(run.run_dir) == undisturbed(start_train)
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert summary["status"] == "DONE"
