@@ -135,22 +135,28 @@ def save_many(training: Training, method: Method) -> list[Costs]:
     return costs[1:]
 
 
-def restore_many(
-    training: Training, restore: Callable[[Training, Path], None], path: Path
-) -> Restores:
-    times_s = []
+def restore_many(training: Training, paths: dict[Make, Path]) -> dict[Make, Restores]:
+    """Restore by each way in turn, over and over, so that a busy moment meets them alike."""
+    times_s: dict[Make, list[float]] = {make: [] for make in paths}
     for _ in range(NUM_RESTORES):
-        dist.barrier(training.group)
-        began_s = time.perf_counter()
-        restore(training, path)
-        dist.barrier(training.group)
-        times_s.append(time.perf_counter() - began_s)
+        for make, path in paths.items():
+            dist.barrier(training.group)
+            began_s = time.perf_counter()
+            RESTORES[make](training, path)
+            dist.barrier(training.group)
+            times_s[make].append(time.perf_counter() - began_s)
+    return {
+        make: Restores(times_s=times_s[make], read_bytes=bytes_read(training, make, path))
+        for make, path in paths.items()
+    }
+
+
+def bytes_read(training: Training, make: Make, path: Path) -> int:
     forget_files(path)
     dist.barrier(training.group)
     before = psutil.Process().io_counters().read_bytes
-    restore(training, path)
-    read_bytes = psutil.Process().io_counters().read_bytes - before
-    return Restores(times_s=times_s, read_bytes=read_bytes)
+    RESTORES[make](training, path)
+    return int(psutil.Process().io_counters().read_bytes - before)
 
 
 def forget_files(folder: Path) -> None:
@@ -166,19 +172,23 @@ def run_all(rank: int, group: dist.ProcessGroup, root: str) -> Measured:
     training = Training(rank, group, BATCH_SIZE)
     window_s(training, 2 * NUM_WINDOW_STEPS)
     costs: dict[str, list[Costs]] = {}
-    restores: dict[str, Restores] = {}
+    names: dict[Make, str] = {}
+    paths: dict[Make, Path] = {}
     for index, make in enumerate(METHODS):
-        folder = Path(root) / str(index)
-        method = make(training, folder)
+        method = make(training, Path(root) / str(index))
         costs[method.name] = save_many(training, method)
-        if make in RESTORES:
-            path = method.path(NUM_SAVES + 1)
-            restores[method.name] = restore_many(training, RESTORES[make], path)
-        dist.barrier(group)
-        if rank == 0:
-            shutil.rmtree(folder)
+        names[make], paths[make] = method.name, method.path(NUM_SAVES + 1)
+    restores = restore_many(training, {make: paths[make] for make in RESTORES})
+    dist.barrier(group)
+    if rank == 0:
+        for path in paths.values():
+            shutil.rmtree(path)
     stalls_s = lightning_stalls_s(training, Path(root) / "lightning", NUM_SAVES + 1)[1:]
-    return Measured(costs=costs, restores=restores, lightning_stalls_s=stalls_s)
+    return Measured(
+        costs=costs,
+        restores={names[make]: of for make, of in restores.items()},
+        lightning_stalls_s=stalls_s,
+    )
 
 
 def worst(ranks: Sequence[Sequence[Costs]]) -> list[Costs]:
