@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(900)]
 
 BATCH_SIZE = 8
 NUM_SAVES = 5  # and one more before them, which starts processes and gets memory
-NUM_WINDOW_STEPS = 3
+NUM_WINDOW_STEPS = 2
 NUM_RESTORES = 5
 # Mean time between failures: what the policy assumes before it has seen one.
 MTBF_S = IntervalRule().prior_mtbf_s
