@@ -41,7 +41,8 @@ class Executor(Protocol):
         Args:
             task: the work.
             deadline_s: when to give up, by the monotonic clock.
-            on_progress: told the bytes that are done, in the caller's thread or another.
+            on_progress: told the bytes that are done, in the caller's thread or another. What the
+                task calls instead raises once the deadline is over.
 
         Raises:
             StorageHangs: it did not end in time.
@@ -77,10 +78,16 @@ class ThreadExecutor:
                 raise StorageHangs("the storage still holds an earlier write")
         content = self._memory.content if self._memory is not None else memoryview(b"")
         ended: list[tuple[Any, Exception | None]] = []
+        is_given_up = threading.Event()
+
+        def tell(num_bytes: int) -> None:
+            if is_given_up.is_set():
+                raise StorageHangs("it was given up")  # what hung must not go on later
+            on_progress(num_bytes)
 
         def work() -> None:
             try:
-                ended.append((task(content, on_progress), None))
+                ended.append((task(content, tell), None))
             except Exception as error:  # noqa: BLE001  # handed to the caller
                 ended.append((None, error))
 
@@ -88,6 +95,7 @@ class ThreadExecutor:
         thread.start()
         thread.join(max(0.0, deadline_s - time.monotonic()))
         if not ended:
+            is_given_up.set()
             self._stuck = thread
             raise StorageHangs("the storage did not answer in time")
         result, error = ended[0]

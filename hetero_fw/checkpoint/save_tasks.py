@@ -12,7 +12,7 @@ from hetero_fw.checkpoint.catalog import PruneReport
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import Place
-from hetero_fw.checkpoint.retrying import retried
+from hetero_fw.checkpoint.retrying import retry_storage
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
@@ -52,7 +52,7 @@ class WritePart:
                 if culprit is not None:
                     raise CheckpointError(f"{culprit} is not finite")
             spec = replace(self.spec, on_point=_Counting(self.spec.on_point, on_progress))
-            return retried(
+            return retry_storage(
                 lambda: self.place.write_shard(spec, source, self.layout),
                 time_left_s=self.time_left_s,
                 needed_bytes=self.layout.size,
@@ -90,8 +90,14 @@ class Publish:
         Raises:
             CheckpointError: the storage refuses it.
         """
-        retried(
-            lambda: self.place.publish(self.spec, self.manifest),
+
+        def on_point(point: SavePoint) -> None:
+            on_progress(0)  # raises where the save was given up meanwhile
+            self.spec.on_point(point)
+
+        spec = replace(self.spec, on_point=on_point)
+        retry_storage(
+            lambda: self.place.publish(spec, self.manifest),
             time_left_s=self.time_left_s,
             free_bytes=self.place.free_bytes,
         )

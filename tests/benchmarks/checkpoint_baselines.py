@@ -31,11 +31,15 @@ from typing_extensions import override
 from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
+    DirectoryPlace,
     SaveHandle,
+    WriterProcess,
     claim_attempt,
     flatten_training_state,
+    optimized_names,
     restore_training_state,
 )
+from hetero_fw.recovery import die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
 
 NUM_LAYERS = 17
@@ -113,20 +117,24 @@ class Method:
     close: Callable[[], None] = lambda: None
 
 
-def ours(training: Training, folder: Path, *, is_async: bool) -> Method:
+def ours(training: Training, folder: Path, *, mode: str) -> Method:
     """CheckpointSaver, as `ckpt.async_mode` makes it."""
     rank, group = training.rank, training.group
     own = AttemptDirectories(root=folder, attempt=1)
     if rank == 0:
         claim_attempt(folder, 1)
+    has_process = mode == "async_with_pinned_mem"
     saver = CheckpointSaver(
-        directories=own,
+        place=DirectoryPlace(directories=own),
+        attempt=1,
         prefix="ours",
         rank=rank,
         world_size=group.size(),
         store=_shared_store(rank, group),
         process_group=group,
-        is_async=is_async,
+        is_async=mode != "disabled",
+        executor=WriterProcess(die_with_parent) if has_process else None,
+        overlaps_staging=has_process,
         plan_fingerprint="plan",
         on_event=lambda event, step, fields: None,
         timeout_s=WAIT_S,
@@ -134,15 +142,17 @@ def ours(training: Training, folder: Path, *, is_async: bool) -> Method:
 
     def save(step: int) -> Pending:
         tensors, state = flatten_training_state(training.module, training.optimizer)
-        return _OurPending(saver.save(step, tensors, state, reason="benchmark"))
+        changing = tensors.keys() - optimized_names(training.module, training.optimizer)
+        return _OurPending(saver.save(step, tensors, state, reason="benchmark", changing=changing))
 
     def close() -> None:
         assert saver.close(WAIT_S)
         dist.barrier(group)  # rank 0 serves the store
 
     return Method(
-        name=f"ours, {'async' if is_async else 'disabled'}",
+        name=f"ours, {mode}",
         save=save,
+        before_optimizer_step=saver.finish_staging,
         path=lambda step: folder / f"ours-step-{step:08d}",
         close=close,
     )

@@ -21,7 +21,6 @@ from hetero_fw.checkpoint import (
     CheckpointSaver,
     DirectoryPlace,
     SaveOutcome,
-    WriterProcess,
     buffer_names,
     checkpoint_path,
     flatten_training_state,
@@ -68,7 +67,7 @@ def make_saver(
     rank: int,
     group: dist.ProcessGroup,
     timeout_s: float = WAIT_S,
-    executor: WriterProcess | None = None,
+    **options: Any,
 ) -> CheckpointSaver:
     own = claimed(root) if rank == 0 else AttemptDirectories(root=root, attempt=1)
     return CheckpointSaver(
@@ -83,7 +82,7 @@ def make_saver(
         plan_fingerprint="plan",
         on_event=lambda event, step, fields: None,
         timeout_s=timeout_s,
-        executor=executor,
+        **options,
     )
 
 

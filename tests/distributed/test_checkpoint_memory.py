@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetero_fw.checkpoint import checkpoint_path
+from hetero_fw.checkpoint import WriterProcess, checkpoint_path
+from hetero_fw.recovery import die_with_parent
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_checkpoint import close_together, make_saver
 from tests.unit.checkpoint.examples import PREFIX, WAIT_S
@@ -24,25 +25,20 @@ NUM_ELEMENTS = 6_250_000  # of 4 bytes, on each rank
 TOLERANCE = 0.02
 
 
-def memory_bytes() -> int:
-    """Memory of this process and of those it has started, shared pages divided among their users.
-
-    What ends meanwhile has none.
-    """
+def memory_bytes(writer: WriterProcess | None) -> int:
+    """Memory of this rank and its writer, shared pages divided among their users."""
     gc.collect()
-    here = psutil.Process()
-    total = 0
-    for process in (here, *here.children(recursive=True)):
-        try:
-            total += process.memory_full_info().pss
-        except psutil.NoSuchProcess:
-            continue
-    return int(total)
+    pids = [psutil.Process().pid]
+    if writer is not None:
+        assert writer.pid is not None
+        pids.append(writer.pid)
+    return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
 
 
-def save_often(rank: int, group: dist.ProcessGroup, root: str) -> list[int]:
+def save_often(rank: int, group: dist.ProcessGroup, root: str, has_process: bool) -> list[int]:
     """Memory after every few saves, with nothing in flight."""
-    saver = make_saver(Path(root), rank, group)
+    executor = WriterProcess(die_with_parent) if has_process else None
+    saver = make_saver(Path(root), rank, group, executor=executor, overlaps_staging=has_process)
     tensors = {
         f"model.{rank}": torch.ones(NUM_ELEMENTS // 2),
         f"optim.{rank}.exp_avg": torch.ones(NUM_ELEMENTS // 2),
@@ -52,6 +48,7 @@ def save_often(rank: int, group: dist.ProcessGroup, root: str) -> list[int]:
     for step in range(1, NUM_SAVES + 1):
         state = {"step": step, "history": ["x" * 20] * 50}
         handle = saver.save(step, tensors, state, reason="test")
+        saver.finish_staging()
         assert handle.wait(WAIT_S)
         assert handle.outcome is not None
         assert handle.outcome.ok, handle.outcome.reason
@@ -60,13 +57,15 @@ def save_often(rank: int, group: dist.ProcessGroup, root: str) -> list[int]:
         if rank == 0:
             shutil.rmtree(checkpoint_path(Path(root), PREFIX, step))
         if step % NUM_WARMUP_SAVES == 0:
-            used.append(memory_bytes())
+            used.append(memory_bytes(executor))
+            dist.barrier(group)  # who leaves earlier makes the shared pages of the others dearer
     close_together(saver, group)
     return used
 
 
 @pytest.mark.slow
-def test_host_memory_is_flat(tmp_path: Path) -> None:
-    ranks: list[Any] = run_ranks(save_often, 2, str(tmp_path), timeout_s=100.0)
+@pytest.mark.parametrize("has_process", [False, True], ids=["thread", "process"])
+def test_host_memory_is_flat(tmp_path: Path, has_process: bool) -> None:
+    ranks: list[Any] = run_ranks(save_often, 2, str(tmp_path), has_process, timeout_s=100.0)
     used = [sum(parts) for parts in zip(*ranks, strict=True)]
     assert used[-1] <= used[0] * (1 + TOLERANCE), [f"{value / 1e6:.1f} MB" for value in used]

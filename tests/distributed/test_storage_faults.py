@@ -30,9 +30,8 @@ from tests.storage_faults import FULL, READ_ONLY, Fault, FaultyStorage, faulty_s
 from tests.unit.checkpoint.examples import PREFIX, WAIT_S, published
 
 NUM_ELEMENTS = 400_000
-TIMEOUT_S = 3.0
-# The last rank may wait this much longer than rank 0, and answers take a moment.
-VERDICT_BOUND_S = 1.3 * TIMEOUT_S + 2.0
+# A process that hung is replaced by another one, which takes seconds to start on a busy machine.
+TIMEOUT_S = {"thread": 3.0, "process": 4.0}
 STEP_BOUND_S = 1.0
 
 BROKEN_WRITE = Fault(operations=("write",), error=errno.EIO)
@@ -85,12 +84,13 @@ def tensors_of(rank: int, step: int) -> dict[str, torch.Tensor]:
     return {f"model.{rank}": torch.full((NUM_ELEMENTS,), float(step)), "model.all": torch.ones(1)}
 
 
-def train_until(handle: SaveHandle, deadline_s: float) -> float:
+def train_until(saver: CheckpointSaver, handle: SaveHandle, deadline_s: float) -> float:
     """Train until the verdict or the deadline; the longest step in seconds."""
     weights, longest_s = torch.ones(100, 100), 0.0
     while not handle.is_done and time.monotonic() < deadline_s:
         began_s = time.monotonic()
         weights = (weights @ weights) / 100
+        saver.poll()
         time.sleep(0.01)
         longest_s = max(longest_s, time.monotonic() - began_s)
     return longest_s
@@ -100,7 +100,7 @@ def save_and_train(saver: CheckpointSaver, rank: int, step: int, bound_s: float)
     began_s = time.monotonic()
     handle = saver.save(step, tensors_of(rank, step), {"step": step}, reason="test")
     called_s = time.monotonic()
-    longest_s = train_until(handle, called_s + bound_s)
+    longest_s = train_until(saver, handle, called_s + bound_s)
     outcome = handle.outcome
     return Seen(
         ok=outcome.ok if outcome else None,
@@ -112,18 +112,22 @@ def save_and_train(saver: CheckpointSaver, rank: int, step: int, bound_s: float)
 
 
 def save_through(
-    rank: int, group: dist.ProcessGroup, storage: FaultyStorage, fault: Fault
+    rank: int, group: dist.ProcessGroup, storage: FaultyStorage, fault: Fault, executor: str
 ) -> list[Seen]:
     """Step 1 on healthy storage, 2 and 3 with the fault, 4 after it."""
-    process = WriterProcess(die_with_parent)
-    root = storage.root / "checkpoints"
-    saver = make_saver(root, rank, group, timeout_s=TIMEOUT_S, executor=process)
+    saver = make_saver(
+        storage.root / "checkpoints",
+        rank,
+        group,
+        timeout_s=TIMEOUT_S[executor],
+        executor=WriterProcess(die_with_parent) if executor == "process" else None,
+    )
     seen = [save_and_train(saver, rank, 1, WAIT_S)]
     dist.barrier(group)
     if rank == 0:
         storage.inject(fault)
     dist.barrier(group)
-    seen += [save_and_train(saver, rank, step, VERDICT_BOUND_S) for step in (2, 3)]
+    seen += [save_and_train(saver, rank, step, bound_s(executor)) for step in (2, 3)]
     dist.barrier(group)
     if rank == 0:
         storage.heal()
@@ -133,12 +137,18 @@ def save_through(
     return seen
 
 
-def check_training_went_on(seen: list[Seen]) -> None:
+def bound_s(executor: str) -> float:
+    """The verdict comes a quarter later than the timeout at most; clearing up, which a hung storage
+    holds up as well, has its own bound."""
+    return 1.25 * TIMEOUT_S[executor] + 12.0
+
+
+def check_training_went_on(seen: list[Seen], executor: str) -> None:
     assert [save.ok for save in seen] == [True, False, False, True], seen
     for save in seen:
         assert save.longest_step_s < STEP_BOUND_S, seen
-        assert save.call_s < TIMEOUT_S + 1.0, seen
-        assert save.verdict_s < VERDICT_BOUND_S, seen
+        assert save.call_s < bound_s(executor), seen
+        assert save.verdict_s < bound_s(executor), seen
 
 
 def check_what_is_left(root: Path) -> None:
@@ -153,21 +163,25 @@ def check_what_is_left(root: Path) -> None:
         assert all(bool((tensor == step).all()) for tensor in loaded.values())
 
 
+@pytest.mark.parametrize("executor", TIMEOUT_S)
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_fails_the_save_and_nothing_else(storage: FaultyStorage, name: str) -> None:
+def test_an_error_fails_the_save_and_nothing_else(
+    storage: FaultyStorage, name: str, executor: str
+) -> None:
     fault, words = ERRORS[name]
-    ranks: list[Any] = run_ranks(save_through, 2, storage, fault)
+    ranks: list[Any] = run_ranks(save_through, 2, storage, fault, executor)
     for seen in ranks:
-        check_training_went_on(seen)
+        check_training_went_on(seen, executor)
         for save in seen[1:3]:
             assert re.search(words, save.reason), save.reason
     check_what_is_left(storage.root / "checkpoints")
 
 
+@pytest.mark.parametrize("executor", TIMEOUT_S)
 @pytest.mark.parametrize("name", HANGS)
-def test_storage_that_hangs_holds_nobody(storage: FaultyStorage, name: str) -> None:
-    ranks: list[Any] = run_ranks(save_through, 2, storage, HANGS[name])
+def test_storage_that_hangs_holds_nobody(storage: FaultyStorage, name: str, executor: str) -> None:
+    ranks: list[Any] = run_ranks(save_through, 2, storage, HANGS[name], executor)
     for seen in ranks:
-        check_training_went_on(seen)
+        check_training_went_on(seen, executor)
         assert "no verdict" not in (seen[1].reason, seen[2].reason)
     check_what_is_left(storage.root / "checkpoints")
