@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -143,17 +143,32 @@ def _schedules(
             tier,
             _rule_of(tier, rule, context.cfg.ckpt.tiers, has_local=Tier.LOCAL in saver.tiers),
             history,
-            first_step=start_step,
+            first_step=start_step if tier is saver.tiers[0] else _stored_step(events, start_step),
             max_steps=context.cfg.trainer.max_steps,
         )
         for tier in saver.tiers
     ]
 
 
+def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:
+    """Newest step before `start_step` that an earlier attempt has brought to the storage.
+
+    An attempt that continues from the nodes may have left the storage behind. If no attempt of
+    this log has saved anything, the checkpoint at hand is the storage's.
+    """
+    committed = [e for e in events if e["event"] == EventName.CHECKPOINT_COMMITTED]
+    stored = [e["step"] for e in committed if e.get("tier", Tier.STORAGE) == Tier.STORAGE]
+    if not committed:
+        return start_step
+    return max((step for step in stored if step <= start_step), default=0)
+
+
 def _rule_of(tier: Tier, rule: IntervalRule, tiers: DictConfig, *, has_local: bool) -> IntervalRule:
     """The storage behind node directories may have an interval of its own."""
     if tier is Tier.STORAGE and has_local and tiers.storage_interval_steps is not None:
         return IntervalRule(
-            policy=IntervalPolicy.FIXED, interval_steps=tiers.storage_interval_steps
+            policy=IntervalPolicy.FIXED,
+            interval_steps=tiers.storage_interval_steps,
+            key="ckpt.tiers.storage_interval_steps",
         )
     return rule

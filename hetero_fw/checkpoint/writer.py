@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hetero_fw.checkpoint.commit import build_manifest
@@ -107,21 +107,21 @@ class TierWriter:
         try:
             verdict = self._persist(job)
             persist_s = time.monotonic() - job.staged_at_s
+            if is_foreground:
+                verdict = replace(verdict, stall_s=job.stall_s + persist_s)
             if verdict.is_committed:
                 self._safe.step = job.spec.step
             if self._rank == 0:
                 self._conclude(job, verdict, persist_s)
         finally:
-            stall_s = verdict.stall_s if verdict.is_committed else job.stall_s
-            if is_foreground:
-                stall_s = job.stall_s + persist_s
+            has_stall = verdict.is_committed or is_foreground
             location: StoragePath | None = self._place.location(job.spec)
             outcome = SaveOutcome(
                 step=job.spec.step,
                 tier=self.tier,
                 ok=verdict.is_committed,
                 reason=verdict.reason,
-                stall_s=stall_s,
+                stall_s=verdict.stall_s if has_stall else job.stall_s,
                 persist_s=persist_s,
                 setup_s=job.setup_s,
                 postponed_s=job.postponed_s,

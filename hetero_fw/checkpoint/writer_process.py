@@ -13,9 +13,8 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from multiprocessing import reduction
+from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -147,8 +146,9 @@ class WriterProcess:
             target=_serve, args=(theirs, self._on_start), name="checkpoint-writer", daemon=True
         )
         self._process.start()
-        # It ignores the signal that multiprocessing would end it with, and then wait for.
-        self._finalizer = weakref.finalize(self, _kill, self._process)
+        # It ignores the signal that multiprocessing would end it with, and then wait for. So it has
+        # to end before: finalizers with a priority come first.
+        util.Finalize(self, _kill, args=(self._process,), exitpriority=10)
         theirs.close()
         if not self._connection.poll(_START_S):
             self._end()

@@ -40,12 +40,14 @@ class IntervalRule:
         first_save_step: under `ADAPTIVE`, steps until the first save, which measures the cost and
             proves that the storage works.
         prior_mtbf_s: mean time between failures assumed before any was seen, see `prior_rates`.
+        key: configuration key that `interval_steps` comes from, for messages.
     """
 
     policy: IntervalPolicy = IntervalPolicy.ADAPTIVE
     interval_steps: int = 500
     first_save_step: int = 10
     prior_mtbf_s: float | Mapping[str, float] = 10800.0
+    key: str = "ckpt.interval_steps"
 
     def __post_init__(self) -> None:
         rules = {
@@ -131,7 +133,7 @@ def decide_interval(rule: IntervalRule, observed: IntervalObservation) -> Interv
     if rule.policy is IntervalPolicy.FIXED:
         return IntervalDecision(
             interval_steps=rule.interval_steps,
-            reason=f"fixed: every {rule.interval_steps} steps (ckpt.interval_steps)",
+            reason=f"fixed: every {rule.interval_steps} steps ({rule.key})",
         )
     if observed.save_costs_s and observed.step_times_s:
         return _optimum(rule, observed)

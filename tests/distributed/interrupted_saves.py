@@ -26,13 +26,14 @@ from hetero_fw.checkpoint import (
     CheckpointSaver,
     DirectoryPlace,
     SavePoint,
+    WriterProcess,
     find_restorable,
     load_checkpoint,
     shard_file,
 )
 from hetero_fw.parallel import connect_ranks
 from hetero_fw.policies import RetentionRule
-from hetero_fw.recovery import StoreAddress, die_with_parent
+from hetero_fw.recovery import StoreAddress, die_with_parent, share_fork_server
 from hetero_fw.recovery.store import LOOPBACK
 from tests.distributed.ranks import PRELOAD
 from tests.unit.checkpoint.examples import PREFIX, make_saver, weights
@@ -52,13 +53,23 @@ class Interruption:
 
 
 class _Observer:
-    def __init__(self, interruption: Interruption) -> None:
+    """Sends the signal, in whichever process the point is passed; to `tree_pid` as well."""
+
+    def __init__(
+        self, interruption: Interruption, tree_pid: int | None = None, note: Path | None = None
+    ) -> None:
         self._interruption = interruption
+        self._tree_pid = tree_pid
+        self._note = note
         self._num_passed = 0
 
     def __call__(self, point: SavePoint) -> None:
         self._num_passed += point == self._interruption.point
         if self._num_passed == self._interruption.nth and point == self._interruption.point:
+            if self._note is not None:
+                self._note.write_text(str(os.getpid()))
+            if self._tree_pid not in (None, os.getpid()):
+                os.kill(self._tree_pid, self._interruption.signal_number)
             # To this thread: a signal to the process may reach another one first, and this one
             # would run past the point before it stops.
             signal.pthread_kill(threading.get_ident(), self._interruption.signal_number)
@@ -72,10 +83,13 @@ def interruption_at(point: SavePoint, signal_number: int) -> Interruption:
 
 @contextmanager
 def saving_process(
-    root: Path, step: int, value: int, interruption: Interruption
+    root: Path, step: int, value: int, interruption: Interruption, *, has_writer: bool = False
 ) -> Iterator[BaseProcess]:
-    """A process that saves `weights(value)` as `step` and prunes, until it is interrupted."""
-    process = _start(_save_alone, str(root), step, value, asdict(interruption))
+    """A process that saves `weights(value)` as `step` and prunes, until it is interrupted.
+
+    With `has_writer`, what touches storage is in a process of its own, and both are interrupted.
+    """
+    process = _start(_save_alone, str(root), step, value, asdict(interruption), has_writer)
     try:
         yield process
     finally:
@@ -111,20 +125,40 @@ def result_of(root: Path) -> dict[str, Any]:
     return result
 
 
+def note_path(root: Path) -> Path:
+    """Where the process that passed the point has left its pid."""
+    return root.with_suffix(".pid")
+
+
 def _result_path(root: Path) -> Path:
     return root.with_suffix(".result")
 
 
-def _save_alone(root: str, step: int, value: int, interruption: dict[str, Any]) -> None:
+def _begin() -> None:
     die_with_parent()
+    share_fork_server()
     torch.set_num_threads(1)
     shard_file.PIECE_BYTES = 4096
+
+
+def _save_alone(
+    root: str, step: int, value: int, interruption: dict[str, Any], has_writer: bool
+) -> None:
+    _begin()
     warnings: list[str] = []
     watcher = logging.Handler()
     watcher.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("hetero_fw").addHandler(watcher)
-    observer = _Observer(Interruption(**interruption))
-    saver = make_saver(Path(root), retention=KEEP_TWO, on_point=observer)
+    tree_pid = os.getpid() if has_writer else None
+    observer = _Observer(Interruption(**interruption), tree_pid, note_path(Path(root)))
+    executor = WriterProcess(_begin) if has_writer else None
+    saver = make_saver(
+        Path(root),
+        retention=KEEP_TWO,
+        on_point=observer,
+        executor=executor,
+        overlaps_staging=has_writer,
+    )
     handle = saver.save(step, weights(value), {"step": step}, reason="test")
     assert handle.wait(START_S)
     assert handle.outcome is not None

@@ -26,8 +26,10 @@ IS_PUBLISHED_AT = POINTS.index(SavePoint.PUBLISHED)
 KILL = signal.SIGKILL
 
 
-def kill_in_save(root: Path, step: int, value: int, interruption: Interruption) -> None:
-    with saving_process(root, step, value, interruption) as process:
+def kill_in_save(
+    root: Path, step: int, value: int, interruption: Interruption, *, has_writer: bool = False
+) -> None:
+    with saving_process(root, step, value, interruption, has_writer=has_writer) as process:
         process.join(START_S)
         assert process.exitcode == -KILL
 
@@ -43,11 +45,14 @@ def save_again(root: Path, step: int, value: int) -> None:
     assert not [path for name in hidden for path in (root / name).iterdir()]
 
 
+@pytest.mark.parametrize("has_writer", [False, True], ids=["thread", "tree"])
 @pytest.mark.parametrize("point", OF_A_NEW_STEP)
-def test_what_loads_is_the_last_published_step(tmp_path: Path, point: SavePoint) -> None:
+def test_what_loads_is_the_last_published_step(
+    tmp_path: Path, point: SavePoint, has_writer: bool
+) -> None:
     root = tmp_path / "checkpoints"
     fill(root, [1, 2, 3])
-    kill_in_save(root, 4, 4, interruption_at(point, KILL))
+    kill_in_save(root, 4, 4, interruption_at(point, KILL), has_writer=has_writer)
     last = 4 if POINTS.index(point) >= IS_PUBLISHED_AT else 3
     assert restorable(root) == (last, last)
     claimed(root, attempt=2)

@@ -14,6 +14,7 @@ from tests.distributed.interrupted_saves import (
     START_S,
     contents,
     interruption_at,
+    note_path,
     restorable,
     result_of,
     saving_process,
@@ -35,20 +36,27 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("has_writer", [False, True], ids=["thread", "tree"])
 @pytest.mark.parametrize(("point", "step", "takeover_steps"), CASES)
 def test_a_stopped_attempt_that_goes_on_publishes_and_deletes_nothing(
-    tmp_path: Path, point: SavePoint, step: int, takeover_steps: tuple[int, ...]
+    tmp_path: Path,
+    point: SavePoint,
+    step: int,
+    takeover_steps: tuple[int, ...],
+    has_writer: bool,
 ) -> None:
     root = tmp_path / "checkpoints"
     fill(root, [1, 2, 3])
-    with saving_process(root, step, 100 + step, interruption_at(point, signal.SIGSTOP)) as stale:
+    interruption = interruption_at(point, signal.SIGSTOP)
+    with saving_process(root, step, 100 + step, interruption, has_writer=has_writer) as stale:
         wait_until_stopped(stale)
         assert stale.pid is not None
         saver = make_saver(root, attempt=2, retention=KEEP_TWO)
         for taken_step in takeover_steps:
             assert save(saver, taken_step, weights(200 + taken_step)).ok
         before = contents(root)
-        os.kill(stale.pid, signal.SIGCONT)
+        for pid in {stale.pid, int(note_path(root).read_text())}:
+            os.kill(pid, signal.SIGCONT)
         stale.join(START_S)
         assert stale.exitcode == 0
     assert contents(root) == before
