@@ -61,7 +61,7 @@ def find_node_copies(root: Path, prefix: str) -> list[NodeCopies]:
         for path in published_paths(node, prefix):
             step = step_of(path.name, prefix)
             assert step is not None
-            by_step.setdefault(step, {})[node.name] = path
+            by_step.setdefault(step, {})[node.name] = node / path.name
     return [
         copies for step in sorted(by_step, reverse=True) for copies in _of_step(step, by_step[step])
     ]

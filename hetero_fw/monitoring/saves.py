@@ -70,12 +70,13 @@ def _saves_to(tier: str, events: Sequence[Row]) -> TierSaves:
     own = [event for event in events if _is_end_of_save(event) and tier_of(event) == tier]
     committed = [event for event in own if event["event"] == EventName.CHECKPOINT_COMMITTED]
     failed = [event for event in own if event["event"] == EventName.CHECKPOINT_FAILED]
+    sizes = _values(committed, "bytes")
     return TierSaves(
         num_committed=len(_saves(committed)),
         num_failed=len(_saves(failed)),
         stall_s=median_of(_values(committed, "stall_s")),
         persist_s=median_of(_values(committed, "persist_s")),
-        size_bytes=next(reversed(_values(committed, "bytes")), None),
+        size_bytes=int(sizes[-1]) if sizes else None,
     )
 
 
@@ -83,6 +84,6 @@ def _saves(events: Iterable[Row]) -> set[tuple[int, int | None]]:
     return {(event["attempt"], event.get("step")) for event in events}
 
 
-def _values(events: Iterable[Row], name: str) -> list[int | float]:
+def _values(events: Iterable[Row], name: str) -> list[float]:
     values = [event.get(name) for event in events]
     return [value for value in values if isinstance(value, int | float)]

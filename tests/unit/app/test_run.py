@@ -67,6 +67,19 @@ def test_refused_with_one_message_and_nothing_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_too_few_nodes_for_the_copies_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("ckpt.tiers.local=/dev/shm/x", "ckpt.min_replica_size=3")
+    assert run(config(tmp_path, *wanted)) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert "1 problem" in told
+    assert "ckpt.min_replica_size=3 needs as many nodes" in told
+    assert "the plan has 2" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_root_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config(Path("/proc/outputs"), "mode=plan")) == 2
     assert "/proc/outputs" in capsys.readouterr().err
