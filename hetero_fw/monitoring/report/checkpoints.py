@@ -38,7 +38,7 @@ def save_table(events: Sequence[Row]) -> str:
 
 def trouble_table(events: Sequence[Row]) -> str:
     """The newest saves that failed, checkpoints that were not used and writers that ended."""
-    troubles = [event for event in events if event["event"] in _TROUBLES]
+    troubles = _troubles(events)
     if not troubles:
         return ""
     start_s = min(event["time_s"] for event in events)
@@ -55,3 +55,15 @@ def trouble_table(events: Sequence[Row]) -> str:
     ]
     head = ["time, s", "attempt", "step", "tier", "what", "details"]
     return table(head, rows, num_text_columns=0, first_text_column=3)
+
+
+def _troubles(events: Sequence[Row]) -> list[Row]:
+    """Each once: ranks that cannot ask rank 0 report the failure of a save themselves."""
+    found: dict[object, Row] = {}
+    for index, event in enumerate(events):
+        key: object = index
+        if event["event"] == EventName.CHECKPOINT_FAILED:
+            key = (event["attempt"], event.get("step"), event.get("tier"))
+        if event["event"] in _TROUBLES:
+            found.setdefault(key, event)
+    return list(found.values())
