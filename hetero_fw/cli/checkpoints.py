@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app.places import checkpoint_root
-from hetero_fw.app.storage_settings import options_for_url
+from hetero_fw.app.storage_settings import local_directory, options_for_url
 from hetero_fw.checkpoint import (
     Likeness,
     ObjectPlace,
@@ -62,7 +62,7 @@ class CheckpointStore:
         return cls(
             root=checkpoint_root(cfg, source),
             prefix=str(cfg.ckpt.get("prefix", _PREFIX)),
-            local=_local_directory(cfg, source),
+            local=local_directory(cfg, source.name),
             settings={
                 key: cfg.ckpt.get(key)
                 for key in ("keep_best", "monitor", "monitor_mode", "keep_every_n_steps")
@@ -132,11 +132,6 @@ class CheckpointStore:
                 shutil.rmtree(into, ignore_errors=True)
         except OSError as error:
             raise CheckpointError(f"not every old checkpoint was deleted: {error}") from error
-
-
-def _local_directory(cfg: DictConfig, run_dir: RunDirectory) -> Path | None:
-    local = (cfg.ckpt.get("tiers") or {}).get("local")
-    return None if local is None else Path(local).expanduser().absolute() / run_dir.name
 
 
 def _configuration(run_dir: RunDirectory) -> DictConfig:
