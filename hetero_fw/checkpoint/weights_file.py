@@ -145,7 +145,7 @@ def _tensors_of(path: Path, content: Any) -> dict[str, torch.Tensor]:
 def _own_copy(source: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{source}: {name} is no plain tensor ({reason})") from error
 
