@@ -190,6 +190,25 @@ def _storage_options(values: Values) -> Iterator[Problem]:
         yield Problem("ckpt.storage_options", rule)
 
 
+def _tiers(values: Values) -> Iterator[Problem]:
+    tiers = values["ckpt"]["tiers"]
+    local = tiers["local"]
+    if local is None:
+        if tiers["storage_interval_steps"] is not None:
+            rule = "has no effect without ckpt.tiers.local; ckpt.interval_steps is for all saves."
+            yield Problem(
+                "ckpt.tiers.storage_interval_steps", rule, given=tiers["storage_interval_steps"]
+            )
+        return
+    rest = "such as /dev/shm/hetero_fw or a path on each node's own disk, or null for none."
+    if "://" in local:
+        rule = f"is a URL; every node has this directory for itself. Give a path {rest}"
+        yield Problem("ckpt.tiers.local", f"{rule} URLs are for ckpt.storage.", given=local)
+    elif not Path(local).is_absolute() and not local.startswith("~"):
+        rule = f"must be an absolute path, the same on every node, {rest}"
+        yield Problem("ckpt.tiers.local", rule, given=local or "''")
+
+
 def _prior_groups(values: Values) -> Iterator[Problem]:
     prior_s, groups = values["ckpt"]["prior_mtbf_s"], values["hardware"]["groups"]
     # Without declared groups, those of this machine are found when the run starts.
@@ -246,6 +265,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("ckpt.prefix",), _prefix),
     (("ckpt.storage",), _storage),
     (("ckpt.storage", "ckpt.storage_options"), _storage_options),
+    (("ckpt.tiers",), _tiers),
     (("ckpt.prior_mtbf_s", "hardware.groups"), _prior_groups),
     (("model.init_from",), _init_from),
     (("callbacks.emergency_save",), _limits),

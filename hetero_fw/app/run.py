@@ -22,6 +22,7 @@ from hetero_fw.app.storage_settings import (
     StoredRun,
     concealed,
     export_options,
+    local_directory,
     storage_location,
     storage_of,
 )
@@ -73,7 +74,7 @@ def _run(cfg: DictConfig) -> int:
     plan = plan_for(cfg, workload, host_flops_per_s=host_flops_per_s)
     stored = StoredRun()
     if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
-        stored = _look_at_storage(cfg, previous, plan)
+        stored = _with_nodes(cfg, _look_at_storage(cfg, previous, plan))
         _check_resume(cfg, previous, stored)
     check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)
@@ -146,6 +147,22 @@ def _look_at_storage(
     return look_at(storage_root(cfg, cfg.run_name or ".new"), cfg.ckpt.prefix)
 
 
+def _with_nodes(cfg: DictConfig, stored: StoredRun) -> StoredRun:
+    """Add what the node directories that this host sees hold; a run directory can be emptied."""
+    root = local_directory(cfg, cfg.run_name) if cfg.run_name is not None else None
+    nodes = [path for path in root.iterdir() if path.is_dir()] if root and root.is_dir() else []
+    if not nodes:
+        return stored
+    # Takes torch: only where an earlier run was interrupted.
+    from hetero_fw.checkpoint import num_attempts
+
+    names = {name for node in nodes for name in _committed(node, cfg.ckpt.prefix)}
+    return StoredRun(
+        checkpoints=tuple(sorted(names.union(stored.checkpoints))),
+        num_attempts=max(stored.num_attempts, *map(num_attempts, nodes)),
+    )
+
+
 def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> None:
     """Judge `resume` before anything is created."""
     where = str(previous.checkpoints_path) if previous else "that directory does not exist"
@@ -157,6 +174,8 @@ def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: Stored
             f"({where}). Use resume=auto to start fresh."
         )
     if cfg.resume == "never" and stored.checkpoints:
+        local = local_directory(cfg, cfg.run_name)
+        where = where if local is None else f"{where} with {local}"
         raise ConfigError(
             f"resume=never, but {where} holds {len(stored.checkpoints)} checkpoints of an earlier "
             "run, which a fresh start would overwrite. Choose another run_name or resume=auto."

@@ -135,7 +135,7 @@ class Tiers:
 
     local: str | None = key(None, "directory on each node's disk or in its memory, null: none")
     storage_interval_steps: int | None = key(
-        None, "steps between saves to the storage behind it, null: by its own costs", at_least=1
+        None, "steps between saves to the storage behind it, null: as ckpt.policy says", at_least=1
     )
 
 
@@ -146,7 +146,7 @@ class Ckpt:
     policy: Literal["adaptive", "fixed", "none"] = key("adaptive", "when to save")
     interval_steps: int = key(500, "steps between saves", at_least=1)
     first_save_step: int = key(10, "first save, in steps", at_least=1)
-    keep_latest_k: int = key(3, "newest checkpoints to keep", at_least=2)
+    keep_latest_k: int = key(3, "newest checkpoints to keep in the storage", at_least=2)
     keep_best: int = key(1, "checkpoints with the best ckpt.monitor to keep", at_least=0)
     monitor: str | None = key(None, "metric that says which is best, null: none is")
     monitor_mode: Literal["min", "max"] = key("min", "whether less or more is better")
@@ -155,12 +155,12 @@ class Ckpt:
     storage: str | None = key(None, "URL or path to keep checkpoints in, null: the run directory")
     storage_options: Options = key(dict, "options of the storage's client, never shown")
     async_mode: Literal["async_with_pinned_mem", "async", "disabled"] = key(
-        "async_with_pinned_mem", "how saves run beside training"
+        "async_with_pinned_mem", "who writes: a process, a thread (async) or training itself"
     )
-    timeout_s: float = key(300, "seconds for all ranks to write a checkpoint", above=0)
+    timeout_s: float = key(300, "seconds in which all ranks must write a checkpoint", above=0)
     tiers: Tiers = key(Tiers, "where checkpoints go first")
-    min_replica_size: int = key(2, "nodes that hold each part in ckpt.tiers.local", at_least=1)
-    save_optimizer_states: bool = key(True, "false: weights only")
+    min_replica_size: int = key(2, "nodes that hold each part under ckpt.tiers.local", at_least=1)
+    save_optimizer_states: bool = key(True, "false: weights only, no exact continuation")
     prior_mtbf_s: float | dict[str, float] = key(
         10800.0, "mean time between failures assumed at first, s", above=0
     )

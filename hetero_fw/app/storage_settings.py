@@ -55,6 +55,12 @@ def storage_location(cfg: DictConfig, run_name: str) -> str | None:
     return None if storage is None else f"{storage.rstrip('/')}/{run_name}"
 
 
+def local_directory(cfg: DictConfig, run_name: str) -> Path | None:
+    """Directory of the node directories of one run, on every node; None if it has none."""
+    local = (cfg.ckpt.get("tiers") or {}).get("local")
+    return None if local is None else Path(local).expanduser().absolute() / run_name
+
+
 def storage_options(cfg: DictConfig) -> dict[str, Any]:
     """The real options, also from a stored configuration.
 

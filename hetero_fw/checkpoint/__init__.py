@@ -36,6 +36,12 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.node_copies import (
+    NodeCopies,
+    NodeFindings,
+    examine_node_copies,
+    find_node_copies,
+)
 from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles
 from hetero_fw.checkpoint.object_place import ObjectPlace
@@ -68,7 +74,11 @@ from hetero_fw.checkpoint.training_state import (
     restore_held_state,
     restore_training_state,
 )
-from hetero_fw.checkpoint.weights_file import export_weights, load_weights
+from hetero_fw.checkpoint.weights_file import (
+    export_weights,
+    import_weights,
+    load_weights,
+)
 from hetero_fw.checkpoint.writer_process import WriterProcess
 
 __all__ = [
@@ -83,6 +93,8 @@ __all__ = [
     "Likeness",
     "Manifest",
     "Metric",
+    "NodeCopies",
+    "NodeFindings",
     "NodePlace",
     "NodeRoles",
     "NodeTier",
@@ -111,12 +123,15 @@ __all__ = [
     "classify",
     "compare_checkpoints",
     "dead_directory",
+    "examine_node_copies",
     "export_weights",
     "fenced_by",
     "fill_from",
     "find_newest",
+    "find_node_copies",
     "find_restorable",
     "flatten_training_state",
+    "import_weights",
     "is_object_store",
     "list_checkpoints",
     "load_checkpoint",

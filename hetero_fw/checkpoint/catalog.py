@@ -95,7 +95,7 @@ def verify_checkpoint(checkpoint: CheckpointInfo | StoragePath) -> None:
     """
     path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else checkpoint
     for file in read_manifest(path).files:
-        _verify_file(path, file)
+        verify_file(path, file)
 
 
 def find_restorable(
@@ -241,7 +241,13 @@ def _may_be_intact(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and error.is_transient
 
 
-def _verify_file(directory: StoragePath, file: FileEntry) -> None:
+def verify_file(directory: StoragePath, file: FileEntry) -> None:
+    """Compare every byte of one shard file with the manifest's entry `file`.
+
+    Raises:
+        CheckpointError: it is not as it was written. Names it and says how.
+        StorageError: a remote storage refuses or does not answer.
+    """
     path = directory / file.name
     try:
         size, digest = hash_file(path)

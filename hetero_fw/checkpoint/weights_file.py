@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hetero_fw.checkpoint.loading import fill_tensors
-from hetero_fw.checkpoint.manifest import read_manifest
+from hetero_fw.checkpoint.manifest import Manifest, read_manifest
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.checkpoint.training_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.errors import CheckpointError, did_you_mean
@@ -51,6 +51,39 @@ def export_weights(path: StoragePath, out: Path) -> int:
     return len(weights)
 
 
+def import_weights(source: Path, out: Path, like: Manifest | None = None) -> int:
+    """Write the weights in `source` to the new file `out`, as `export_weights` writes them.
+
+    `out` appears complete or not at all.
+
+    Args:
+        source: whatever `load_weights` takes.
+        out: a safetensors file.
+        like: of a checkpoint whose names and sizes the weights must have.
+
+    Returns:
+        number of tensors.
+
+    Raises:
+        CheckpointError: `source` cannot be read, holds more than tensors or does not fit, or `out`
+            exists or cannot be written.
+    """
+    saved = {canonical_fqn(name): tensor for name, tensor in read_weights(source).items()}
+    if like is not None:
+        own = {
+            name.removeprefix(MODEL_PREFIX): torch.empty(
+                entry.size, dtype=entry.torch_dtype, device="meta"
+            )
+            for name, entry in like.tensors.items()
+            if name.startswith(MODEL_PREFIX)
+        }
+        _check_fit(saved, own, f"{source} does not fit the checkpoint of step {like.step}")
+    # safetensors takes neither tied weights nor views.
+    weights = {name: _own_copy(source, name, tensor) for name, tensor in saved.items()}
+    _write_new(Path(out), weights, {"format": "pt"})
+    return len(weights)
+
+
 def load_weights(module: nn.Module, path: Path) -> None:
     """Fill parameters and buffers of `module` from `path`, all of them and nothing else.
 
@@ -65,11 +98,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """
     saved = {canonical_fqn(name): tensor for name, tensor in read_weights(path).items()}
     own = {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
-    problems = list(_misfits(saved, own))
-    if problems:
-        more = len(problems) - _MAX_PROBLEMS
-        listed = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise CheckpointError(f"{path} does not fit the module: {listed}")
+    _check_fit(saved, own, f"{path} does not fit the module")
     with torch.no_grad():
         for name, tensor in saved.items():
             own[name].copy_(tensor)
@@ -111,6 +140,24 @@ def _tensors_of(path: Path, content: Any) -> dict[str, torch.Tensor]:
             f"{path}: is not a state_dict of tensors alone: {', '.join(odd[:_MAX_PROBLEMS])}."
         )
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _own_copy(source: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{source}: {name} is no plain tensor ({reason})") from error
+
+
+def _check_fit(
+    saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], what: str
+) -> None:
+    problems = list(_misfits(saved, own))
+    if problems:
+        more = len(problems) - _MAX_PROBLEMS
+        listed = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise CheckpointError(f"{what}: {listed}")
 
 
 def _misfits(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> Iterator[str]:

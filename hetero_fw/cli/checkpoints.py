@@ -1,24 +1,22 @@
-"""The checkpoints of a run as data and as text."""
+"""Where the checkpoints of a run are, and what the tools do with them."""
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app.places import checkpoint_root
-from hetero_fw.app.storage_settings import options_for_url
+from hetero_fw.app.storage_settings import local_directory, options_for_url
 from hetero_fw.checkpoint import (
-    CheckpointInfo,
     Likeness,
     ObjectPlace,
     PruneReport,
-    StorageError,
     StoragePath,
     TensorDifference,
     dead_directory,
@@ -28,12 +26,10 @@ from hetero_fw.checkpoint import (
     open_root,
     prune,
     published_paths,
-    read_info,
     step_of,
-    verify_checkpoint,
 )
 from hetero_fw.errors import CheckpointError
-from hetero_fw.monitoring import RunDirectory, format_bytes, format_duration, format_number
+from hetero_fw.monitoring import RunDirectory, format_number
 from hetero_fw.policies import MonitorMode, RetentionRule
 
 _PREFIX = "hetero_ckpt"
@@ -41,11 +37,17 @@ _PREFIX = "hetero_ckpt"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStore:
-    """Where a run keeps its checkpoints, and under which rule."""
+    """Where a run keeps its checkpoints, and under which rule.
+
+    Attributes:
+        root: directory of those in the storage, which all tools know.
+        local: directory of the node directories; None if the run has none. For `ls` and `verify`.
+    """
 
     root: StoragePath
     prefix: str
     settings: Mapping[str, Any]
+    local: Path | None = None
 
     @classmethod
     def of(cls, source: RunDirectory | str) -> CheckpointStore:
@@ -60,6 +62,7 @@ class CheckpointStore:
         return cls(
             root=checkpoint_root(cfg, source),
             prefix=str(cfg.ckpt.get("prefix", _PREFIX)),
+            local=local_directory(cfg, source.name),
             settings={
                 key: cfg.ckpt.get(key)
                 for key in ("keep_best", "monitor", "monitor_mode", "keep_every_n_steps")
@@ -139,75 +142,6 @@ def _configuration(run_dir: RunDirectory) -> DictConfig:
     if isinstance(cfg, DictConfig) and isinstance(cfg.get("ckpt"), DictConfig):
         return cfg
     return OmegaConf.create({"ckpt": {}})
-
-
-def describe_checkpoints(
-    store: CheckpointStore, paths: Iterable[StoragePath], *, reads_bytes: bool
-) -> list[dict[str, Any]]:
-    """Plain data about checkpoints.
-
-    Returns:
-        step, path. age_s, size_bytes, world_size, attempt, reason, metric: None if the manifest
-            cannot be read. is_verified: None if the bytes were not read. problem: what is wrong,
-            None if nothing is known to be.
-    """
-    return [_describe(store, path, reads_bytes=reads_bytes) for path in paths]
-
-
-def _describe(store: CheckpointStore, path: StoragePath, *, reads_bytes: bool) -> dict[str, Any]:
-    info: CheckpointInfo | None = None
-    problem, is_verified = None, None
-    try:
-        info = read_info(path, store.prefix)
-        if reads_bytes:
-            verify_checkpoint(info)
-            is_verified = True
-    except CheckpointError as error:
-        if isinstance(error, StorageError) and error.is_transient:
-            raise  # that it cannot be read now says nothing about it
-        problem, is_verified = str(error), False
-    metric = info.metric if info else None
-    return {
-        "step": step_of(path.name, store.prefix),
-        "path": str(path),
-        "age_s": time.time() - info.created_time_s if info else None,
-        "size_bytes": info.size_bytes if info else None,
-        "world_size": info.world_size if info else None,
-        "attempt": info.attempt if info else None,
-        "is_verified": is_verified,
-        "problem": problem,
-        "metric": {"name": metric.name, "value": metric.value} if metric else None,
-        "reason": info.reason if info else None,
-    }
-
-
-def format_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
-    """One line for each checkpoint."""
-    if not rows:
-        return "no checkpoints"
-    header = ("step", "age", "size", "verified", "metric", "why it was saved")
-    table = [header, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column < 3 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in table
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    metric = row["metric"]
-    return (
-        str(row["step"]),
-        "" if row["age_s"] is None else format_duration(max(1.0, row["age_s"])),
-        "" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
-        {None: "not read", True: "yes", False: "DAMAGED"}[row["is_verified"]],
-        f"{metric['name']} {format_number(metric['value'])}" if metric else "",
-        row["problem"] or row["reason"],
-    )
 
 
 def format_difference(differences: Sequence[TensorDifference]) -> str:

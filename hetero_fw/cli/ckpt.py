@@ -1,4 +1,4 @@
-"""`hetero ckpt`: look at the checkpoints of a run, export, compare and delete them.
+"""`hetero ckpt`: look at the checkpoints of a run, export, compare and delete them; import weights.
 
 A run is named by its directory, or by the URL at which its checkpoints lie.
 
@@ -20,7 +20,9 @@ from hetero_fw.monitoring import RunDirectory
 
 def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `ckpt` and its own commands to those of `hetero`."""
-    parser = commands.add_parser("ckpt", help="list, verify, export, compare and prune checkpoints")
+    parser = commands.add_parser(
+        "ckpt", help="list, verify, export, compare, prune and import checkpoints"
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     listing = _action(actions, "ls", _list, "list the checkpoints of a run")
@@ -41,6 +43,28 @@ def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
     diff = _action(actions, "diff", _diff, "compare two checkpoints tensor by tensor")
     diff.add_argument("a", type=int, metavar="A", help="step of the one")
     diff.add_argument("b", type=int, metavar="B", help="step of the other")
+
+    _add_import(actions)
+
+
+def _add_import(actions: argparse._SubParsersAction[Any]) -> None:
+    what = "make a file for model.init_from of weights from elsewhere, without running their code"
+    parser = actions.add_parser("import", help=what, description=what)
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="safetensors, a state_dict by torch.save, or a checkpoint of Lightning with one in it",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new file, OUT.safetensors")
+    parser.add_argument(
+        "--like",
+        type=_source,
+        metavar="RUN_DIR",
+        help="refuse it unless names and sizes are those of this run's newest checkpoint",
+    )
+    parser.add_argument("--json", action="store_true", help="print data only")
+    parser.set_defaults(run=_import)
 
 
 def _action(
@@ -73,21 +97,22 @@ def _at_least_two(text: str) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
+    from hetero_fw.cli.checkpoints import CheckpointStore
+    from hetero_fw.cli.listing import describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
-    rows = describe_checkpoints(store, store.paths(), reads_bytes=options.verify)
+    rows = describe_checkpoints(store, reads_bytes=options.verify)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Exit status 1 if one of them is damaged."""
-    from hetero_fw.cli.checkpoints import CheckpointStore, describe_checkpoints, format_checkpoints
+    """Exit status 1 if one of them is damaged, or not whole in the directories seen from here."""
+    from hetero_fw.cli.checkpoints import CheckpointStore
+    from hetero_fw.cli.listing import describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
-    paths = store.paths() if options.step is None else [store.path(options.step)]
-    rows = describe_checkpoints(store, paths, reads_bytes=True)
+    rows = describe_checkpoints(store, reads_bytes=True, step=options.step)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
     return 0 if all(row["is_verified"] for row in rows) else 1
 
@@ -104,6 +129,27 @@ def _export(options: argparse.Namespace) -> int:
         print(json.dumps(data, indent=2))
     else:
         print(f"{options.out}: {num_tensors} tensors of {path.name}")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from hetero_fw.checkpoint import import_weights, read_manifest
+    from hetero_fw.cli.checkpoints import CheckpointStore
+
+    like = None
+    if options.like is not None:
+        like = read_manifest(CheckpointStore.of(options.like).newest_intact())
+    num_tensors = import_weights(options.file, options.out, like)
+    if options.json:
+        data = {
+            "source": str(options.file),
+            "path": str(options.out),
+            "num_tensors": num_tensors,
+        }
+        print(json.dumps(data, indent=2))
+    else:
+        print(f"{options.out}: {num_tensors} tensors of {options.file}")
+        print(f"start from them with model.init_from={options.out}")
     return 0
 
 

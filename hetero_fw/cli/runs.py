@@ -97,15 +97,17 @@ def _is_locked(path: Path) -> bool:
 
 
 def _newest_checkpoint(checkpoints: Path, events: list[dict[str, Any]]) -> str | None:
-    committed = sorted(path.parent.name for path in checkpoints.glob("*/manifest.json"))
-    if committed:
-        return committed[-1]
-    # They are kept elsewhere, then, and are not looked for there.
-    names = [
-        str(event.get("path", "")).rpartition("/")[2]
+    names = [path.parent.name for path in checkpoints.glob("*/manifest.json")]
+    committed = [
+        str(event.get("path", ""))
         for event in events
         if event.get("event") == EventName.CHECKPOINT_COMMITTED
     ]
+    # In a directory of a node, which this host may see.
+    names += [Path(path).name for path in committed if Path(path).is_dir()]
+    if not names:
+        # They are kept elsewhere, then, and are not looked for there.
+        names = [path.rpartition("/")[2] for path in committed]
     return max(names, default=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from hetero_fw.monitoring.atomic_file import write_json_atomically
@@ -16,6 +17,7 @@ from hetero_fw.monitoring.incidents import (
     recovery_times_s,
 )
 from hetero_fw.monitoring.rundir import RunDirectory
+from hetero_fw.monitoring.saves import num_committed_saves, quarantined_steps, saves_by_tier
 from hetero_fw.monitoring.speed import group_speeds, median_of
 from hetero_fw.monitoring.status import Status
 
@@ -64,7 +66,12 @@ def summarize(
         num_restarts: restarts without help; `num_attempts` counts runs by hand as well.
         recovery_s: for each failure that was recovered from without help, seconds from it to the
             next completed step.
-        checkpoint_stall_s: for each checkpoint, seconds that training stood still.
+        num_checkpoints: committed ones; `checkpoint_stall_s` has for each save, also one that
+            failed, the seconds that training stood still. What went to several tiers counts once.
+        checkpoint_tiers: for each tier what `TierSaves` says; `num_failed_saves` is of all of them.
+        num_writer_restarts: of the processes that write checkpoints.
+        quarantined_steps: of checkpoints that were passed over because training diverges after
+            them.
         lost_steps: steps that were computed and then lost.
         measured_step_s: median under the newest plan; `step_time_ratio` divides it by the plan's
             prediction `predicted_step_s`. `predicted_uniform_step_s` is what the plan expects of
@@ -117,13 +124,20 @@ def _throughput(history: RunHistory) -> dict[str, Any]:
 
 def _incidents(history: RunHistory) -> dict[str, Any]:
     attempts = {event.get("attempt") for event in _starts(history)}
+    tiers = saves_by_tier(history.events)
     return {
         "num_attempts": len(attempts),
         "num_failures": len(failure_times_s(history.events)),
         "num_restarts": count(history.events, EventName.RESTART),
         "recovery_s": recovery_times_s(history),
-        "num_checkpoints": count(history.events, EventName.CHECKPOINT_COMMITTED),
+        "num_checkpoints": num_committed_saves(history.events),
         "checkpoint_stall_s": checkpoint_stalls_s(history.events),
+        "checkpoint_tiers": {tier: asdict(saves) for tier, saves in tiers.items()},
+        "num_failed_saves": sum(saves.num_failed for saves in tiers.values()),
+        "num_writer_restarts": sum(
+            event["event"] == EventName.WRITER_RESTART for event in history.events
+        ),
+        "quarantined_steps": quarantined_steps(history.events),
         "lost_steps": len(history.lost_steps),
         "skipped_steps": count(history.events, EventName.STEP_SKIPPED),
     }

@@ -114,6 +114,24 @@ BAD_INPUTS = [
     (["ckpt.storage=[a]"], "ckpt.storage=[a]", "text or null"),
     (["ckpt.storage_options={key:a}"], "ckpt.storage_options: have no effect", "ckpt.storage"),
     (["ckpt.storage_options=abc"], "ckpt.storage_options=***", "a section"),
+    (["ckpt.tiers.local=cache"], "ckpt.tiers.local=cache", "an absolute path"),
+    (["ckpt.tiers.local=''"], "ckpt.tiers.local=''", "an absolute path"),
+    (["ckpt.tiers.local=s3://b/x"], "ckpt.tiers.local=s3://b/x: is a URL", "ckpt.storage"),
+    (["ckpt.tiers.locl=/x"], "ckpt.tiers.locl: unknown key", "'ckpt.tiers.local'"),
+    (["ckpt.tiers=/x"], "ckpt.tiers=/x", "local, storage_interval_steps"),
+    (["ckpt.tiers.storage_interval_steps=9"], "ckpt.tiers.storage_interval_steps=9", "tiers.local"),
+    (
+        ["ckpt.tiers.local=/x", "ckpt.tiers.storage_interval_steps=0"],
+        "ckpt.tiers.storage_interval_steps=0",
+        ">= 1",
+    ),
+    (["ckpt.min_replica_size=0"], "ckpt.min_replica_size=0", ">= 1"),
+    (["ckpt.min_replica_size=two"], "ckpt.min_replica_size=two", "a whole number"),
+    (["ckpt.async_mode=thread"], "ckpt.async_mode=thread", "a thread (async)"),
+    (["ckpt.async_mode=asynch"], "ckpt.async_mode=asynch", "Did you mean 'async'"),
+    (["ckpt.async_mode=false"], "ckpt.async_mode=false", "disabled"),
+    (["ckpt.timeout_s=0"], "ckpt.timeout_s=0", "> 0"),
+    (["ckpt.timeout_s=null"], "ckpt.timeout_s=null", "a number > 0"),
     # The command line itself.
     (["trainer"], "trainer: is not of the form key=value", "key=value"),
     (["run_name='a"], "run_name='a: cannot be read", "quotes"),
@@ -197,6 +215,8 @@ GOOD_INPUTS = [
     ["optim.scheduler={_target_:torch.optim.lr_scheduler.LinearLR,_partial_:true}"],
     ["trainer={max_steps:3}"],
     ["debug=fast", "experiment=digits"],
+    ["ckpt.tiers.local=/dev/shm/x", "ckpt.tiers.storage_interval_steps=9"],
+    ["ckpt.tiers.local='~/x'", "ckpt.min_replica_size=1", "ckpt.async_mode=disabled"],
     ["debug=one_device", "hardware=a100_v100_mix"],
 ]
 

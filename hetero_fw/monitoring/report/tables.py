@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from hetero_fw.monitoring.events import EventName
 from hetero_fw.monitoring.history import Row
 from hetero_fw.monitoring.quantities import (
     format_bytes,
@@ -26,16 +27,16 @@ def headline(summary: Row) -> str:
     tiles = [
         ("steps", f"{summary['steps']:,}", f"{summary['num_samples']:,} samples"),
         ("loss", *_loss(summary)),
-        ("samples/s", _or_dash(summary["samples_per_s"], format_rate), "at the median step"),
-        ("goodput", _or_dash(summary["goodput"], "{:.1%}".format), _wall(summary)),
+        ("samples/s", or_dash(summary["samples_per_s"], format_rate), "at the median step"),
+        ("goodput", or_dash(summary["goodput"], "{:.1%}".format), _wall(summary)),
         ("restarts", f"{summary['num_restarts']}", _recovery(summary)),
         ("steps lost", f"{summary['lost_steps']:,}", "computed again after failures"),
         ("checkpoints", f"{summary['num_checkpoints']:,}", _stall(summary)),
-        ("step time", _or_dash(summary["measured_step_s"], format_duration), _prediction(summary)),
+        ("step time", or_dash(summary["measured_step_s"], format_duration), _prediction(summary)),
         ("speed-up", *_speed_up(summary)),
         (
             "peak memory",
-            _or_dash(summary["peak_memory_bytes"], format_bytes),
+            or_dash(summary["peak_memory_bytes"], format_bytes),
             "on the fullest rank",
         ),
     ]
@@ -53,14 +54,14 @@ def group_table(groups: dict[str, Row], colors: Row) -> str:
             escape(str(group["device"])),
             f"{group['num_devices']:,}",
             f"{group['num_samples']:,}",
-            _or_dash(group["predicted_compute_s"], format_duration),
-            _or_dash(group["compute_s"], format_duration),
-            _or_dash(group["samples_per_s"], format_rate),
-            _or_dash(group["relative_speed"], "{:.2f} x".format),
+            or_dash(group["predicted_compute_s"], format_duration),
+            or_dash(group["compute_s"], format_duration),
+            or_dash(group["samples_per_s"], format_rate),
+            or_dash(group["relative_speed"], "{:.2f} x".format),
         ]
         for name, group in groups.items()
     ]
-    return _table([*head.split("|"), "samples/s", "speed of one device"], rows, num_text_columns=2)
+    return table([*head.split("|"), "samples/s", "speed of one device"], rows, num_text_columns=2)
 
 
 def validation_table(rows: Sequence[Row]) -> str:
@@ -78,7 +79,7 @@ def validation_table(rows: Sequence[Row]) -> str:
                 f"{format_number(values[-1])} at step {points[-1][1]:,}",
             ]
         )
-    return _table(["metric", "first", "lowest", "highest", "last"], body, num_text_columns=1)
+    return table(["metric", "first", "lowest", "highest", "last"], body, num_text_columns=1)
 
 
 def scalar_names(rows: Sequence[Row]) -> list[str]:
@@ -111,12 +112,12 @@ def event_table(events: Sequence[Row]) -> str:
         for event in reports[:1]
     ]
     head = ["time, s", "attempt", "rank", "step", "event", "details"]
-    table = _table(head, rows, num_text_columns=0, first_text_column=4)
+    shown = table(head, rows, num_text_columns=0, first_text_column=4)
     hidden = len(merged) - _MAX_EVENTS
     note = (
         f'<p class="empty">{hidden:,} earlier rows are in events.jsonl.</p>' if hidden > 0 else ""
     )
-    return note + table
+    return note + shown
 
 
 def _tile(name: str, value: str, note: str) -> str:
@@ -126,7 +127,7 @@ def _tile(name: str, value: str, note: str) -> str:
     )
 
 
-def _table(
+def table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
@@ -152,7 +153,8 @@ def _table(
     )
 
 
-def _or_dash(value: Any, format_: Any) -> str:
+def or_dash(value: Any, format_: Any) -> str:
+    """`value` as `format_` shows it, a dash for None."""
     return "-" if value is None else str(format_(value))
 
 
@@ -176,8 +178,9 @@ def _recovery(summary: Row) -> str:
 
 
 def _stall(summary: Row) -> str:
-    stalls_s = summary["checkpoint_stall_s"]
-    return f"median stall {format_duration(statistics.median(stalls_s))}" if stalls_s else ""
+    stalls_s, num_failed = summary["checkpoint_stall_s"], summary["num_failed_saves"]
+    notes = [f"median stall {format_duration(statistics.median(stalls_s))}"] if stalls_s else []
+    return ", ".join([*notes, f"{num_failed:,} failed"] if num_failed else notes)
 
 
 def _prediction(summary: Row) -> str:
@@ -198,8 +201,10 @@ def _speed_up(summary: Row) -> tuple[str, str]:
 def _merge(events: Sequence[Row]) -> list[list[Row]]:
     merged: dict[tuple[Any, ...], list[Row]] = {}
     for index, event in enumerate(events):
-        own = index if event.get("rank") is None else None
-        key = (event["attempt"], event.get("step"), event["event"], event.get("path"), own)
+        is_own = event.get("rank") is None or event["event"] == EventName.WRITER_RESTART
+        own = index if is_own else None
+        of_what = (event["event"], event.get("tier"), event.get("path"))
+        key = (event["attempt"], event.get("step"), *of_what, own)
         merged.setdefault(key, []).append(event)
     return list(merged.values())
 
@@ -233,7 +238,7 @@ def _some(values: Sequence[str]) -> str:
 def _kind(event: str) -> str:
     if event in {"failure_detected", "failure_injected", "heartbeat_missed"}:
         return "bad"
-    if event.endswith(("_failed", "_rejected", "_skipped")):
+    if event.endswith(("_failed", "_rejected", "_skipped")) or event == EventName.WRITER_RESTART:
         return "bad"
     return "good" if event in {"checkpoint_committed", "run_end"} else ""
 

@@ -30,7 +30,12 @@ _FAILURES = frozenset(
     {EventName.FAILURE_DETECTED, EventName.FAILURE_INJECTED, EventName.HEARTBEAT_MISSED}
 )
 _SETBACKS = frozenset(
-    {EventName.CHECKPOINT_FAILED, EventName.CHECKPOINT_REJECTED, EventName.STEP_SKIPPED}
+    {
+        EventName.CHECKPOINT_FAILED,
+        EventName.CHECKPOINT_REJECTED,
+        EventName.STEP_SKIPPED,
+        EventName.WRITER_RESTART,
+    }
 )
 _RETURNS = frozenset({EventName.RESTART, EventName.RESTORED, EventName.REPLAN, EventName.ROLLBACK})
 _SAVES = frozenset({EventName.CHECKPOINT_COMMITTED, EventName.EMERGENCY_SAVE})
@@ -86,8 +91,8 @@ _LEGEND = (
     '<span class="key"><i class="line" style="--color:var(--c0)"></i>steps that count</span>'
     '<span class="key"><i class="dashed" style="--color:var(--bad)"></i>steps lost</span>'
     '<span class="key"><b class="good">&#9670;</b> checkpoint committed</span>'
-    '<span class="key"><b class="bad">&#10005;</b> failure, rejected checkpoint, '
-    "skipped step</span>"
+    '<span class="key"><b class="bad">&#10005;</b> failure, failed save, '
+    "rejected checkpoint, writer restart, skipped step</span>"
     '<span class="key"><b class="back">&#9650;</b> restart, weights restored</span></p>'
 )
 
@@ -203,8 +208,9 @@ def _lane(index: int, events: Sequence[Row], clock: Clock, x: Scale) -> str:
 
 def _marker_label(event: Row, at_s: float) -> str:
     step = f" at step {event['step']}" if event.get("step") is not None else ""
+    tier = f" ({event['tier']})" if event.get("tier") else ""
     why = event.get("detail") or event.get("reason") or ""
-    return f"{event['event']}{step}, {format_duration(at_s)}. {why}".rstrip(" .")
+    return f"{event['event']}{step}{tier}, {format_duration(at_s)}. {why}".rstrip(" .")
 
 
 def _shape(shape: str, x: float, y: float) -> str:

@@ -12,6 +12,7 @@ from hetero_fw.monitoring.atomic_file import write_text_atomically
 from hetero_fw.monitoring.history import Row, RunHistory, read_history
 from hetero_fw.monitoring.metrics import GROUP_COLUMN_PREFIX
 from hetero_fw.monitoring.quantities import format_rate
+from hetero_fw.monitoring.report.checkpoints import save_table, trouble_table
 from hetero_fw.monitoring.report.line_chart import Series, line_chart
 from hetero_fw.monitoring.report.page import badge, page, section
 from hetero_fw.monitoring.report.plan_picture import plan_picture
@@ -64,6 +65,7 @@ def render_report(
         section("Loss", _loss_chart(history)),
         section("Step time by hardware group", _times(history, summary, colors)),
         section("The run over time", timeline(history)),
+        _checkpoints(history),
         section("Plan", _plan(history.plan, colors, plan_text)),
         _validation(history),
         section("Events", event_table(history.events)),
@@ -143,6 +145,11 @@ def _times(history: RunHistory, summary: Row, colors: Mapping[str, str]) -> str:
         starts_at_zero=True,
     )
     return chart + group_table(summary["groups"], colors)
+
+
+def _checkpoints(history: RunHistory) -> str:
+    tables = save_table(history.events) + trouble_table(history.events)
+    return section("Checkpoints", tables) if tables else ""
 
 
 def _plan(plan: Row, colors: Mapping[str, str], plan_text: str) -> str:

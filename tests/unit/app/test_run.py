@@ -12,7 +12,15 @@ from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked, run
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.run import _host_flops, _is_done, _preload, _previous_run, _tell_changes
+from hetero_fw.app.run import (
+    _host_flops,
+    _is_done,
+    _preload,
+    _previous_run,
+    _tell_changes,
+    _with_nodes,
+)
+from hetero_fw.app.storage_settings import StoredRun
 from hetero_fw.monitoring import RunDirectory, Status, write_status
 
 EMULATED = ("hardware=a100_v100_mix", "hardware.emulation.host_flops_per_s=1e10")
@@ -67,6 +75,19 @@ def test_refused_with_one_message_and_nothing_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_too_few_nodes_for_the_copies_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("ckpt.tiers.local=/dev/shm/x", "ckpt.min_replica_size=3")
+    assert run(config(tmp_path, *wanted)) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert "1 problem" in told
+    assert "ckpt.min_replica_size=3 needs as many nodes" in told
+    assert "the plan has 2" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_root_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config(Path("/proc/outputs"), "mode=plan")) == 2
     assert "/proc/outputs" in capsys.readouterr().err
@@ -86,6 +107,26 @@ def test_resume_never_protects_checkpoints(
     assert run(config(tmp_path, "mode=plan", "resume=never")) == 2
     assert "holds 2 checkpoints" in capsys.readouterr().err
     assert run(config(tmp_path, "mode=plan", "resume=must")) == 0
+
+
+def test_what_the_nodes_hold_counts_where_the_run_directory_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, local = tmp_path / "out", tmp_path / "memory"
+    wanted = (f"ckpt.tiers.local={local}", "mode=plan")
+    assert run(config(root, *wanted, "resume=must")) == 2
+    assert "no checkpoint to continue from" in capsys.readouterr().err
+    for node in ("a100-0", "v100-0"):
+        (local / "run" / node / ".staging-3").mkdir(parents=True)
+        folder = local / "run" / node / "hetero_ckpt-step-00000006"
+        folder.mkdir()
+        (folder / "manifest.json").write_text("{}")
+    assert run(config(root, *wanted, "resume=never")) == 2
+    told = capsys.readouterr().err
+    assert f"{local}/run holds 1 checkpoints" in told
+    assert run(config(root, *wanted, "resume=must")) == 0
+    stored = _with_nodes(config(root, *wanted), StoredRun(num_attempts=2))
+    assert stored == StoredRun(checkpoints=("hetero_ckpt-step-00000006",), num_attempts=4)
 
 
 def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

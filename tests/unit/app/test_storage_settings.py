@@ -25,7 +25,13 @@ from hetero_fw.app.storage_settings import (
     storage_options,
 )
 from hetero_fw.app.veil import veiled
-from hetero_fw.checkpoint import AttemptDirectories, ObjectPlace, claim_attempt, is_object_store
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    DirectoryPlace,
+    ObjectPlace,
+    claim_attempt,
+    is_object_store,
+)
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import MASK, RunDirectory, create_run_directory
 from tests.unit.checkpoint.examples import PREFIX
@@ -61,7 +67,8 @@ def test_by_default_checkpoints_lie_in_the_run_directory(tmp_path: Path) -> None
     cfg = stored(config(tmp_path), run_dir)
     assert checkpoint_root(cfg, run_dir) == run_dir.checkpoints_path
     place = build_place(cfg, run_dir, 3)
-    assert place == AttemptDirectories(root=run_dir.checkpoints_path, attempt=3)
+    own = AttemptDirectories(root=run_dir.checkpoints_path, attempt=3)
+    assert place == DirectoryPlace(directories=own)
     assert OPTIONS_VARIABLE not in os.environ
 
 

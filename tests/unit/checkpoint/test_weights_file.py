@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +17,9 @@ from hetero_fw.checkpoint import (
     checkpoint_path,
     export_weights,
     flatten_training_state,
+    import_weights,
     load_weights,
+    read_manifest,
 )
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import PREFIX, Model, make_saver, save, trained
@@ -119,6 +124,13 @@ def test_precision_may_differ(module: Model, tmp_path: Path) -> None:
     torch.testing.assert_close(fresh.last.weight, module.last.weight, atol=1e-3, rtol=1e-3)
 
 
+class LightningModel(pl.LightningModule):
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, width)
+
+
 class Bomb:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -127,16 +139,71 @@ class Bomb:
         return os.system, (f"touch {self._path}",)
 
 
+@pytest.mark.parametrize("takes", [load_weights, import_weights])
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
-def test_a_bomb_does_not_run(tmp_path: Path, kind: str) -> None:
+def test_a_bomb_does_not_run(tmp_path: Path, kind: str, takes: Callable[..., Any]) -> None:
     file, mark = tmp_path / "weights.pt", tmp_path / "exploded"
     if kind == "pickle":
         file.write_bytes(pickle.dumps(Bomb(mark)))
     else:
         torch.save({"first.weight": Bomb(mark)}, file)
+    out = tmp_path / "out.safetensors"
     with pytest.raises(CheckpointError, match="none of its code was run"):
-        load_weights(Model(), file)
+        takes(*((Model(), file) if takes is load_weights else (file, out)))
     assert not mark.exists()
+    assert not out.exists()
+
+
+def test_a_state_dict_can_be_imported(module: Model, tmp_path: Path) -> None:
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    out = tmp_path / "out.safetensors"
+    assert import_weights(tmp_path / "weights.pt", out) == len(module.state_dict())
+    fresh = Model()
+    load_weights(fresh, out)
+    assert same(fresh, module)
+    assert import_weights(out, tmp_path / "again.safetensors") == len(module.state_dict())
+    assert (tmp_path / "again.safetensors").read_bytes() == out.read_bytes()
+
+
+def test_tied_weights_views_and_wrapped_names_can_be_imported(tmp_path: Path) -> None:
+    tied = torch.arange(6.0).reshape(2, 3)
+    content = {"_orig_mod.first": tied, "second": torch.nn.Parameter(tied), "third": tied.T}
+    torch.save(content, tmp_path / "weights.pt")
+    out = tmp_path / "out.safetensors"
+    import_weights(tmp_path / "weights.pt", out)
+    loaded = load_file(out)
+    assert sorted(loaded) == ["first", "second", "third"]
+    assert torch.equal(loaded["third"], tied.T)
+
+
+def test_a_checkpoint_of_lightning_can_be_imported(tmp_path: Path) -> None:
+    module = LightningModel(width=3, activation="tanh")
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "lightning.ckpt")
+    out = tmp_path / "out.safetensors"
+    assert import_weights(tmp_path / "lightning.ckpt", out) == 2
+    assert torch.equal(load_file(out)["layer.weight"], module.layer.weight)
+
+
+def test_an_import_must_fit_the_checkpoint_that_is_named(
+    module: Model, exported: Path, tmp_path: Path
+) -> None:
+    like = read_manifest(checkpoint_path(tmp_path / "checkpoints", PREFIX, 3))
+    assert import_weights(exported, tmp_path / "out", like) == len(module.state_dict())
+    wrong = {**module.state_dict(), "last.weight": torch.zeros(7, 3)}
+    torch.save(wrong, tmp_path / "wrong.pt")
+    with pytest.raises(
+        CheckpointError, match=r"step 3: last.weight is \[7, 3\], expected \[3, 7\]"
+    ):
+        import_weights(tmp_path / "wrong.pt", tmp_path / "other", like)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_no_plain_tensor_is_not_imported(tmp_path: Path) -> None:
+    torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="w is no plain tensor"):
+        import_weights(tmp_path / "weights.pt", tmp_path / "out")
 
 
 def test_other_files_are_named(module: Model, tmp_path: Path) -> None:

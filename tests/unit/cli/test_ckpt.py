@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hetero_fw.checkpoint import Metric, checkpoint_path
@@ -69,6 +70,7 @@ def test_ls(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
         "step",
         "age",
         "size",
+        "tier",
         "verified",
         "metric",
         *["why", "it", "was", "saved"],
@@ -107,6 +109,33 @@ def test_export(capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path:
     assert sorted(exported) == ["count", "flags", "weight"]
     assert int(exported["count"]) == 20
     assert "exists already" in complaint(capsys, "export", str(run.path), str(out))
+
+
+def test_import(capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path) -> None:
+    weights = {"weight": torch.ones(50, 3), "count": torch.tensor(7), "flags": torch.ones(5).bool()}
+    torch.save({"state_dict": weights}, tmp_path / "weights.pt")
+    out = tmp_path / "out.safetensors"
+    arguments = ("import", str(tmp_path / "weights.pt"), str(out))
+    assert run_json(capsys, *arguments, "--like", str(run.path))["num_tensors"] == 3
+    assert int(load_file(out)["count"]) == 7
+    assert "exists already" in complaint(capsys, *arguments)
+    out.unlink()
+    assert main(["ckpt", *arguments]) == 0
+    assert f"model.init_from={out}" in capsys.readouterr().out
+
+
+def test_an_import_that_does_not_fit_is_refused(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    torch.save({"wieght": torch.ones(50, 3)}, tmp_path / "weights.pt")
+    out = tmp_path / "out.safetensors"
+    error = complaint(
+        capsys, "import", str(tmp_path / "weights.pt"), str(out), "--like", str(run.path)
+    )
+    assert "checkpoint of step 40" in error
+    assert "Did you mean 'weight'" in error
+    assert "cannot be read" in complaint(capsys, "import", str(tmp_path / "absent"), str(out))
+    assert not out.exists()
 
 
 def test_export_takes_the_newest_that_is_intact(
@@ -182,6 +211,7 @@ def test_a_run_without_checkpoints(capsys: pytest.CaptureFixture[str], tmp_path:
         ["ckpt", "ls", "nowhere"],
         ["ckpt", "prune", "."],
         ["ckpt", "verify", ".", "--step", "x"],
+        ["ckpt", "import", "weights.pt"],
     ],
 )
 def test_bad_arguments_are_one_line(

@@ -52,6 +52,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 
 def test_ls_and_verify(capsys: pytest.CaptureFixture[str], place: ObjectPlace, source: str) -> None:
     rows = run_json(capsys, "ls", source)
     assert [row["step"] for row in rows] == [40, 30, 30, 20, 10]
+    assert {row["tier"] for row in rows} == {"storage"}
     assert rows[0]["path"].startswith(f"{place.url}/hetero_ckpt-step-00000040.2-")
     assert {row["is_verified"] for row in run_json(capsys, "verify", source)} == {True}
     (place.root / Path(rows[0]["path"]).name / "shard-00000.bin").write_bytes(b"short")

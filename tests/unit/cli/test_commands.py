@@ -117,6 +117,23 @@ def test_status_of_a_run(capsys: pytest.CaptureFixture[str], run: RunDirectory) 
     assert description["newest_checkpoint"] == "hetero_ckpt-step-00000005"
 
 
+def test_status_names_a_newer_checkpoint_on_the_nodes(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    (run.checkpoints_path / "hetero_ckpt-step-00000005").mkdir(parents=True)
+    (run.checkpoints_path / "hetero_ckpt-step-00000005" / "manifest.json").touch()
+    newer = tmp_path / "memory" / "hetero_ckpt-step-00000009"
+    newer.mkdir(parents=True)
+    with EventLog(run.events_path, 0) as events:
+        for path in (newer, newer.with_name("hetero_ckpt-step-00000012")):
+            events.write(EventName.CHECKPOINT_COMMITTED, path=str(path), tier="local")
+    description = run_json(capsys, "status", "--json", str(run.path))
+    assert description["newest_checkpoint"] == "hetero_ckpt-step-00000009"
+    newer.rmdir()
+    description = run_json(capsys, "status", "--json", str(run.path))
+    assert description["newest_checkpoint"] == "hetero_ckpt-step-00000005"
+
+
 def test_report(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
     assert main(["report", str(run.path)]) == 0
     assert capsys.readouterr().out.strip() == str(run.report_path)
