@@ -116,10 +116,8 @@ class AdaptiveCheckpoint(Callback):
         signal_number = int(max(report.stop_signal for report in reports))
         if signal_number:
             self.save_now(f"stop by signal {signal_number}")
-        elif reports[0].wants_save:
-            self._save(
-                from_number(reports[0].wants_save), "; ".join(dict.fromkeys(self._reasons.values()))
-            )
+        elif wanted := from_number(reports[0].wants_save):
+            self._save(wanted, "; ".join(dict.fromkeys(self._reasons.values())))
         self._collect()
         self._tell_progress()
         if signal_number and self._step < self._max_steps:

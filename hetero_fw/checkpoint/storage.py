@@ -6,6 +6,7 @@ needs to log in. Its text and its `repr` do not show that.
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -160,7 +161,7 @@ def storage_errors(path: StoragePath | str, options: Mapping[str, Any]) -> Itera
         # Clients raise errors of their own that share no base class.
         raise StorageError(
             f"{path}: {describe_error(error, options)}",
-            is_transient=kind_of(error) is StorageErrorKind.TRANSIENT,
+            is_transient=_may_pass(error),
             is_absent=isinstance(error, FileNotFoundError),
         ) from error
 
@@ -195,3 +196,10 @@ def _missing_package(scheme: str, error: ImportError) -> str:
     package = (cause.name or "").partition(".")[0]
     remedy = f"Install it: pip install {package}" if package else str(error)
     return f"{scheme}:// needs a package that is not installed. {remedy}"
+
+
+def _may_pass(error: Exception) -> bool:
+    kind = kind_of(error)
+    # What clients do not know either, they raise as this.
+    is_unknown = isinstance(error, OSError) and error.errno in (None, errno.EIO)
+    return kind is StorageErrorKind.TRANSIENT or (kind is StorageErrorKind.UNKNOWN and is_unknown)
