@@ -18,8 +18,8 @@ from hetero_fw.errors import CheckpointError
 
 # A piece is hashed while the processor's cache still holds it.
 PIECE_BYTES = 2**20
-# Reading and hashing release the interpreter lock; one of them can wait for storage.
-NUM_THREADS = 2
+# Reading and hashing release the interpreter lock. More threads than this gain nothing.
+MAX_THREADS = 4
 
 
 class DamagedBytesError(CheckpointError):
@@ -53,9 +53,11 @@ class ReadResult:
 
 def read_spans(requests: Sequence[ReadRequest]) -> list[ReadResult]:
     """Read all of them, whatever fails."""
-    if len(requests) <= 1:
+    # As many as this rank may use: on a host with as many ranks as cores that is one.
+    num_threads = min(MAX_THREADS, torch.get_num_threads(), len(requests))
+    if num_threads <= 1:
         return [_read(request) for request in requests]
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="checkpoint-reader") as pool:
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
         return list(pool.map(_read, requests))
 
 
