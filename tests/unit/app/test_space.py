@@ -77,7 +77,8 @@ def test_a_rank_judges_by_the_module_itself(tmp_path: Path) -> None:
     with torch.device("meta"):
         module = nn.Linear(10**7, 10**8, bias=False)
         module.register_buffer("table", torch.empty(10**15, dtype=torch.int8))
+    run_dir = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"needs 11\.55 PiB of host memory"):
-        check_space_of(config(tmp_path), tmp_path, module)
-    check_space_of(config(tmp_path, "ckpt=none"), tmp_path, module)
-    check_space_of(config(tmp_path), tmp_path, nn.Linear(2, 2))
+        check_space_of(config(tmp_path), run_dir, module)
+    check_space_of(config(tmp_path, "ckpt=none"), run_dir, module)
+    check_space_of(config(tmp_path), run_dir, nn.Linear(2, 2))

@@ -25,7 +25,13 @@ from hetero_fw.app.storage_settings import (
     storage_options,
 )
 from hetero_fw.app.veil import veiled
-from hetero_fw.checkpoint import AttemptDirectories, ObjectPlace, claim_attempt, is_object_store
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    DirectoryPlace,
+    ObjectPlace,
+    claim_attempt,
+    is_object_store,
+)
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import MASK, RunDirectory, create_run_directory
 from tests.unit.checkpoint.examples import PREFIX
@@ -61,7 +67,8 @@ def test_by_default_checkpoints_lie_in_the_run_directory(tmp_path: Path) -> None
     cfg = stored(config(tmp_path), run_dir)
     assert checkpoint_root(cfg, run_dir) == run_dir.checkpoints_path
     place = build_place(cfg, run_dir, 3)
-    assert place == AttemptDirectories(root=run_dir.checkpoints_path, attempt=3)
+    own = AttemptDirectories(root=run_dir.checkpoints_path, attempt=3)
+    assert place == DirectoryPlace(directories=own)
     assert OPTIONS_VARIABLE not in os.environ
 
 
@@ -258,6 +265,10 @@ def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ("ckpt.storage=memory://here", "hardware=a100_v100_mix"),
             ("ckpt.storage=memory://here", "4 ranks"),
         ),
+        (
+            ("ckpt.storage=memory://here", *ONE_DEVICE),
+            ("ckpt.storage=memory://here", "ckpt.async_mode=async, or a path"),
+        ),
         (("ckpt.storage=gs://bucket/x",), ("pip install gcsfs",)),
         (("ckpt.storage=s3://bucket/x", "resume=must"), ("ckpt.storage: cannot look",)),
     ],
@@ -293,7 +304,7 @@ def test_resume_is_judged_by_the_storage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"memory://{uuid.uuid4().hex}"
-    overrides = (f"ckpt.storage={url}", *ONE_DEVICE)
+    overrides = (f"ckpt.storage={url}", "ckpt.async_mode=async", *ONE_DEVICE)
     assert run(config(tmp_path, *overrides, "resume=must")) == 2
     assert f"no checkpoint to continue from ({url}/run)" in capsys.readouterr().err
     place = ObjectPlace(url=f"{url}/run", attempt=0)
