@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.retrying import retried
-from hetero_fw.checkpoint.storage import StoragePath, is_object_store
+from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.checkpoint.storage_error import kind_of
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import StorageErrorKind
@@ -127,7 +127,8 @@ def patiently(path: StoragePath, work: Callable[[], T], patience_s: float) -> T:
     """The result of `work` at `path`, done again while the storage does not answer properly.
 
     Raises:
-        CheckpointError: it went on like that for `patience_s`; names the storage.
+        CheckpointError: it went on like that for `patience_s`, or the storage denies access; names
+            the storage. A StorageError where `work` raised one.
         Exception: what `work` raises for another reason.
     """
     failures: list[Exception] = []
@@ -143,6 +144,9 @@ def patiently(path: StoragePath, work: Callable[[], T], patience_s: float) -> T:
         return retried(tried, time_left_s=patience_s)
     except CheckpointError as error:
         if may_be_intact(path, error):
+            last = failures[-1]
+            if isinstance(last, StorageError) and last is not error:
+                raise StorageError(str(error), is_transient=last.is_transient) from error
             raise
     raise failures[-1]
 

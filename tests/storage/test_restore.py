@@ -22,6 +22,7 @@ from hetero_fw.checkpoint import (
 )
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME
 from hetero_fw.checkpoint.object_store import ObjectStore
+from hetero_fw.checkpoint.object_versions import newest_attempt
 from hetero_fw.errors import CheckpointError
 from tests.s3_server import SECRET, Fault, FaultProxy, S3Server, login
 from tests.storage.uploading import BIG, wait_for
@@ -72,6 +73,18 @@ def test_a_hiccup_is_bridged(s3: S3Server, proxy: FaultProxy, url: str, fault: F
     held = find(through(proxy, url), rejected)
     assert held is not None
     assert (held.step, rejected) == (20, [])
+
+
+def test_an_attempt_begins_in_spite_of_a_hiccup(s3: S3Server, proxy: FaultProxy, url: str) -> None:
+    save_at(begun(url), 10)
+    proxy.fault = Fault.REFUSE
+    threading.Timer(2.0, setattr, (proxy, "fault", Fault.NONE)).start()
+    second = ObjectPlace(url=url, attempt=1, options=login(proxy.endpoint))
+    second.claim()
+    assert newest_attempt(ObjectStore(second.root)) == 1
+    held = find(second.root)
+    assert held is not None
+    assert held.step == 10
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.SLOW_DOWN])

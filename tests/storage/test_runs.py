@@ -75,6 +75,23 @@ def test_a_run_whose_directory_is_lost_continues_from_s3(
     assert digest_of(second.run_dir) == plain_digest
 
 
+def test_s3_stands_in_for_the_directories_of_lost_nodes(
+    start_train: Start, s3: S3Server, url: str, plain_digest: str, tmp_path: Path
+) -> None:
+    command = (*PAIR, f"ckpt.storage={url}", f"ckpt.tiers.local={tmp_path / 'nodes'}")
+    run = start_train(*command)
+    run.wait_until(lambda: "storage" in [e["tier"] for e in run.events("checkpoint_committed")])
+    run.kill()
+    shutil.rmtree(tmp_path / "nodes")
+    run = start_train(*command).wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert restored["tiers"] == ["storage"]
+    assert restored["source"].startswith(f"{url}/run/{PREFIX}-step-")
+    assert digest_of(run.run_dir) == plain_digest
+    assert list_checkpoints(open_root(f"{url}/run"), PREFIX)[0].step == 24
+
+
 def test_a_checkpoint_that_makes_training_diverge_is_quarantined_on_s3(
     start_train: Start, s3: S3Server, url: str, tmp_path: Path
 ) -> None:

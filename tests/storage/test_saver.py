@@ -33,6 +33,7 @@ from hetero_fw.checkpoint import (
 )
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.storage import StoragePath
+from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.recovery import die_with_parent
 from tests.distributed.ranks import run_ranks
@@ -214,6 +215,32 @@ def test_two_ranks_save_and_read_each_byte_once(s3: S3Server, url: str) -> None:
         assert len(facts["sources"]) == 1
         assert facts["sources"][0].startswith(f"{url}/{PREFIX}-step-00000020.0-")
         assert 0 < facts["own_bytes"] < facts["size_bytes"]
+
+
+def restore_with_a_wrong_login(
+    rank: int, group: dist.ProcessGroup, url: str, port: int
+) -> dict[str, Any]:
+    with saving_rank(rank, group, url, port) as own:
+        for step in (10, 20):
+            assert own.save(step, small(group, step)).ok
+        good = login(f"http://127.0.0.1:{port}")
+        root = open_root(url, good if rank == 0 else {**good, "secret": "not-the-secret"})
+        began_s, rejected = time.monotonic(), list[Any]()
+        with pytest.raises(CheckpointError) as caught:
+            find([TierRoot(tier="storage", path=root)], group, rejected)
+        return {
+            "reason": str(caught.value),
+            "taken_s": time.monotonic() - began_s,
+            "rejected": rejected,
+        }
+
+
+def test_a_wrong_login_on_one_rank_restores_nothing_older(s3: S3Server, url: str) -> None:
+    for facts in run_ranks(restore_with_a_wrong_login, 2, url, s3.port, timeout_s=RANKS_S):
+        where = f"{url}/{PREFIX}-step-00000020.0-"
+        assert facts["reason"].startswith(f"the storage denies access: {where}")
+        assert facts["taken_s"] < 10.0
+        assert facts["rejected"] == []
 
 
 def save_with_a_wrong_login(
