@@ -225,10 +225,15 @@ class _Search:
     def _look(self, root: TierRoot, step: int, facts: dict[str, Any]) -> _Copy | None:
         directory = root.path / facts["name"]
         file = directory / MANIFEST_NAME
+
+        def read() -> bytes | None:
+            is_there = is_object_store(directory) or directory.is_dir()
+            return read_bytes(file) if is_there else None
+
         try:
-            if not is_object_store(directory) and not directory.is_dir():
+            content = patiently(file, read, self._patience_of(root))
+            if content is None:
                 return None
-            content = patiently(file, lambda: read_bytes(file), self._patience_of(root))
             manifest = Manifest.from_json(content.decode("utf-8"))
             if manifest.step != step:
                 raise CheckpointError(f"is the manifest of step {manifest.step}")
