@@ -40,6 +40,12 @@ def find_weed() -> str | None:
     return shutil.which("weed", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
 
 
+def login(endpoint: str) -> dict[str, Any]:
+    """Options of s3fs for the server that is reached at `endpoint`."""
+    client = {"region_name": "us-east-1"}
+    return {"key": KEY, "secret": SECRET, "endpoint_url": endpoint, "client_kwargs": client}
+
+
 class S3Server:
     """SeaweedFS with all its parts in one process, on ports of 127.0.0.1 alone."""
 
@@ -78,13 +84,7 @@ class S3Server:
 
     def options(self, endpoint: str | None = None) -> dict[str, Any]:
         """The same as options of s3fs."""
-        client = {"region_name": "us-east-1"}
-        return {
-            "key": KEY,
-            "secret": SECRET,
-            "endpoint_url": endpoint or self.endpoint,
-            "client_kwargs": client,
-        }
+        return login(endpoint or self.endpoint)
 
     def start(self) -> None:
         """Start it on the data that it has, and wait until it answers."""

@@ -14,6 +14,7 @@ from hetero_fw.app.places import build_place, checkpoint_root
 from hetero_fw.app.state import restore_state
 from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
+    PATIENCE_S,
     HeldCheckpoint,
     Incident,
     Ranks,
@@ -22,6 +23,8 @@ from hetero_fw.checkpoint import (
     canonical_fqn,
     claim_attempt,
     find_newest,
+    is_object_store,
+    published_paths,
     read_quarantine,
     record_incident,
     restore_held_state,
@@ -53,6 +56,7 @@ def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
             manifest.step, manifest.attempt
         ),
         on_rejected=lambda rejection: _tell_rejected(context, rejection),
+        patience_s=_patience_s(context),
     )
     if context.rank == 0 and context.attempt > 0:
         print(f"continuing from {_name(held.path) if held else 'step 0'}", flush=True)
@@ -77,11 +81,23 @@ def _claim(context: RankContext) -> None:
     Also puts back a replacement that was cut short in the middle.
     """
     saves = context.cfg.ckpt.policy != IntervalPolicy.NONE
-    if context.rank == 0 and (saves or checkpoint_root(context.cfg, context.run_dir).is_dir()):
+    if context.rank == 0 and (saves or _has_checkpoints(context)):
         build_place(context.cfg, context.run_dir, context.attempt).claim()
     local = node_directory(context)
     if local is not None and is_leader(context) and (saves or local.is_dir()):
         claim_attempt(local, context.attempt)
+
+
+def _has_checkpoints(context: RankContext) -> bool:
+    root = checkpoint_root(context.cfg, context.run_dir)
+    if not is_object_store(root):
+        return root.is_dir()
+    return any(True for _ in published_paths(root, context.cfg.ckpt.prefix))
+
+
+def _patience_s(context: RankContext) -> float:
+    """How long to try storage again; the ranks that wait for the one that tries give up later."""
+    return min(PATIENCE_S, float(context.cfg.recovery.process_group_timeout_s) / 4)
 
 
 def _check_fresh_start(context: RankContext) -> None:

@@ -136,11 +136,8 @@ def _look_at_storage(
         # Not by the code that knows remote storages: that takes torch, and this is at hand.
         names = _committed(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
         return StoredRun(checkpoints=names)
-    if cfg.ckpt.storage.startswith("memory://") and plan.world_size > 1:
-        raise ConfigError(
-            f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and this run "
-            f"has {plan.world_size} ranks. Use a path or another URL."
-        )
+    if cfg.ckpt.storage.startswith("memory://"):
+        _check_memory_storage(cfg, plan.world_size)
     from hetero_fw.app.places import look_at, storage_root
 
     # A new run's name is not known yet; that the storage answers can be seen all the same.
@@ -161,6 +158,18 @@ def _with_nodes(cfg: DictConfig, stored: StoredRun) -> StoredRun:
         checkpoints=tuple(sorted(names.union(stored.checkpoints))),
         num_attempts=max(stored.num_attempts, *map(num_attempts, nodes)),
     )
+
+
+def _check_memory_storage(cfg: DictConfig, world_size: int) -> None:
+    """Each process has a memory of its own: what another one saves there is never seen."""
+    told = f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and"
+    if world_size > 1:
+        raise ConfigError(f"{told} this run has {world_size} ranks. Use a path or another URL.")
+    if cfg.ckpt.async_mode == "async_with_pinned_mem":
+        raise ConfigError(
+            f"{told} ckpt.async_mode=async_with_pinned_mem writes in another one. Use "
+            "ckpt.async_mode=async, or a path."
+        )
 
 
 def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> None:

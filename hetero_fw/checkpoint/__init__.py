@@ -57,7 +57,7 @@ from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
 from hetero_fw.checkpoint.search import TierRoot, find_newest
-from hetero_fw.checkpoint.sources import Rejection
+from hetero_fw.checkpoint.sources import PATIENCE_S, Rejection
 from hetero_fw.checkpoint.storage import (
     StorageError,
     StoragePath,
@@ -82,6 +82,7 @@ from hetero_fw.checkpoint.weights_file import (
 from hetero_fw.checkpoint.writer_process import WriterProcess
 
 __all__ = [
+    "PATIENCE_S",
     "AttemptDirectories",
     "CheckpointInfo",
     "CheckpointSaver",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -64,7 +62,7 @@ def compare_checkpoints(path_a: StoragePath, path_b: StoragePath) -> Iterator[Te
 def _read(path: StoragePath, manifest: Manifest, fqn: str) -> torch.Tensor:
     entry = manifest.tensors[fqn]
     tensors = {fqn: torch.empty(entry.size, dtype=entry.torch_dtype)}
-    fill_tensors(cast(Path, path), manifest, tensors)
+    fill_tensors(path, manifest, tensors)
     return tensors[fqn]
 
 

@@ -15,6 +15,7 @@ from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.reading import ReadRequest, ReadResult, read_spans
 from hetero_fw.checkpoint.sources import Rejection, Source, SourceFacts, look_at
 from hetero_fw.checkpoint.spans import find_spans
+from hetero_fw.errors import CheckpointError
 
 
 def hold_checkpoint(
@@ -29,12 +30,17 @@ def hold_checkpoint(
 
     Returns:
         None if some bytes are nowhere as they were written; and every directory that failed.
+
+    Raises:
+        CheckpointError: a storage that all ranks see does not say whether it has what is missing;
+            raised on all ranks. Names the storage.
     """
     reading = _Reading(ranks, manifest, sources, names)
     while reading.pending and not reading.is_hopeless:
         reading.read_round()
     rejections = reading.rejections()
     if reading.is_hopeless:
+        reading.raise_silence()
         return None, rejections
     return reading.result(), rejections
 
@@ -69,6 +75,7 @@ class _Reading:
         self._read_s = 0.0
         self._problems: dict[str, list[str]] = {}
         self._explained: set[str] = set()
+        self._silence: dict[str, str] = {}
         self.pending = list(range(len(self._spans)))
         self._facts = self._gather_facts()
         self._holders = self._find_holders()
@@ -103,6 +110,10 @@ class _Reading:
             for name in facts.files:
                 holder = Holder(distance=facts.distance, rank=rank, source=number)
                 holders.setdefault(name, set()).add(holder)
+            if facts.silence:
+                self._note(facts.directory, facts.silence)
+                if facts.node is None:
+                    self._silence |= {file.name: facts.silence for file in self._manifest.files}
         return holders
 
     def _assign(self) -> tuple[Holder | None, ...]:
@@ -126,6 +137,7 @@ class _Reading:
                 number=number,
                 span=self._spans[number],
                 directory=self._sources[holder.source].directory,
+                patience_s=self._sources[holder.source].patience_s,
             )
             for number, holder in assigned.items()
             if holder is not None and holder.rank == self._ranks.rank
@@ -158,13 +170,19 @@ class _Reading:
             self._drop(holder, self._spans[failure.number].file, failure)
 
     def _drop(self, holder: Holder, file: str, failure: ReadResult) -> None:
-        """Read no more of `file` from there; nobody does where everybody sees the same damage."""
+        """Read no more of `file` from there; nobody does where everybody sees the same.
+
+        A storage that has been silent for so long is not waited for by one rank after the other.
+        """
         facts = self._facts[holder.rank, holder.source]
+        is_common = failure.is_damaged or failure.is_silent
+        if failure.is_silent and facts.node is None:
+            self._silence[file] = failure.problem
         self._note(facts.directory, failure.problem, file)
         for other in list(self._holders[file]):
             theirs = self._facts[other.rank, other.source]
             is_same = (theirs.node, theirs.directory) == (facts.node, facts.directory)
-            if other == holder or (failure.is_damaged and is_same):
+            if other == holder or (is_common and is_same):
                 self._holders[file].discard(other)
 
     def _note(self, directory: str, problem: str, *files: str) -> None:
@@ -175,11 +193,7 @@ class _Reading:
 
     def rejections(self) -> list[Rejection]:
         """Every directory in which something was amiss."""
-        lost = {
-            self._spans[number].file
-            for number, holder in zip(self.pending, self._assigned, strict=True)
-            if holder is None
-        }
+        lost = self._lost_files()
         if lost - self._explained:
             names = ", ".join(sorted(lost - self._explained))
             self._note(self._nearest(), f"{self._nearest()}: no copy is left of {names}")
@@ -187,6 +201,21 @@ class _Reading:
             Rejection(step=self._manifest.step, path=directory, reason="; ".join(problems))
             for directory, problems in self._problems.items()
         ]
+
+    def _lost_files(self) -> set[str]:
+        """Files that have no place left to be read from."""
+        return {
+            self._spans[number].file
+            for number, holder in zip(self.pending, self._assigned, strict=True)
+            if holder is None
+        }
+
+    def raise_silence(self) -> None:
+        """Go back to no older checkpoint while all that is missing may be where nobody answers."""
+        lost = self._lost_files()
+        if lost <= self._silence.keys():
+            reasons = dict.fromkeys(self._silence[name] for name in sorted(lost))
+            raise CheckpointError("; ".join(reasons))
 
     def _nearest(self) -> str:
         return min((facts.distance, facts.directory) for facts in self._facts.values())[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +24,13 @@ from hetero_fw.checkpoint.held import HeldCheckpoint
 from hetero_fw.checkpoint.holding import hold_checkpoint
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
 from hetero_fw.checkpoint.ranks import Ranks
-from hetero_fw.checkpoint.sources import Source, rejected
+from hetero_fw.checkpoint.sources import PATIENCE_S, Source, patiently, rejected
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
 
 
 def load_checkpoint(
-    path: Path,
+    path: StoragePath,
     tensors: Mapping[str, torch.Tensor],
     *,
     process_group: ProcessGroup | None = None,
@@ -51,7 +51,7 @@ def load_checkpoint(
     return dict(manifest.state)
 
 
-def read_manifest_together(path: Path, ranks: Ranks) -> Manifest:
+def read_manifest_together(path: StoragePath, ranks: Ranks) -> Manifest:
     """The manifest of `path`, read from storage by one rank.
 
     Raises:
@@ -60,7 +60,7 @@ def read_manifest_together(path: Path, ranks: Ranks) -> Manifest:
     manifest, problem = None, ""
     if ranks.rank == 0:
         try:
-            manifest = read_manifest(path)
+            manifest = patiently(path, lambda: read_manifest(path), PATIENCE_S)
         except CheckpointError as error:
             problem = str(error)
     found, problem = ranks.broadcast((manifest, problem), source=0)
@@ -70,7 +70,7 @@ def read_manifest_together(path: Path, ranks: Ranks) -> Manifest:
 
 
 def load_from(
-    path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+    path: StoragePath, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
 ) -> None:
     """As `load_checkpoint`, where the manifest has been read before."""
 
@@ -84,14 +84,16 @@ def load_from(
 
 
 def hold_directory(
-    path: Path, manifest: Manifest, names: Collection[str], ranks: Ranks
+    path: StoragePath, manifest: Manifest, names: Collection[str], ranks: Ranks
 ) -> HeldCheckpoint:
     """Read and verify the tensors `names` of the checkpoint at `path`, which all ranks see.
 
     Raises:
         CheckpointError: bytes are not those that were written.
     """
-    source = Source(tier="storage", directory=path, node=None, distance=(0, 0))
+    source = Source(
+        tier="storage", directory=path, node=None, distance=(0, 0), patience_s=PATIENCE_S
+    )
     held, problems = hold_checkpoint(ranks, manifest, {0: source}, sorted(names))
     if held is None:
         raise rejected(problems)
@@ -111,7 +113,9 @@ def fill_from(held: HeldCheckpoint, tensors: Mapping[str, torch.Tensor]) -> None
     delivery.run(needs)
 
 
-def fill_tensors(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+def fill_tensors(
+    path: StoragePath, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> None:
     """As `load_checkpoint`, on one rank, with the bytes of one tensor at a time beside the tensors.
 
     For tensors that nothing depends on yet: those before a damaged one are filled.

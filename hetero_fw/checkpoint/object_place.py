@@ -23,10 +23,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import xxhash
 from upath import UPath
@@ -49,9 +49,12 @@ from hetero_fw.checkpoint.quarantine import read_quarantine
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.sources import PATIENCE_S, patiently
 from hetero_fw.checkpoint.storage import StorageError, is_object_store, open_root
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule, decide_retention
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -113,27 +116,35 @@ class ObjectPlace:
     def claim(self) -> None:
         """Begin the attempt: fence every older one, record what is accepted of theirs, clear up.
 
-        Rank 0 alone calls this, once, before it looks for a checkpoint to restore.
+        Rank 0 alone calls this, once, before it looks for a checkpoint to restore. Each request is
+        made again for a while if the storage does not answer properly: an attempt that ends here
+        has made no progress, and the run has few of these.
 
         Raises:
             CheckpointError: this or a later attempt has begun already, so this one is stale.
         """
         store = ObjectStore(self.root)
-        self._check_newest(take_snapshot(store).attempts)
+
+        def patient(work: Callable[[], T]) -> T:
+            return patiently(store.root, work, PATIENCE_S)
+
+        self._check_newest(patient(lambda: take_snapshot(store)).attempts)
         fence = {"attempt": self.attempt, "nonce": secrets.token_hex(16), "time_s": time.time()}
         try:
-            store.put_new(fence_key(self.attempt), json.dumps(fence).encode())
+            content = json.dumps(fence).encode()
+            patient(lambda: store.put_new(fence_key(self.attempt), content))
         except StorageError as error:
             raise StorageError(
                 f"attempt {self.attempt} cannot begin: {error}", is_transient=error.is_transient
             ) from error
         # Everything that an older attempt has put and does not yet know to be fenced is seen here.
-        seen = take_snapshot(store)
+        seen = patient(lambda: take_snapshot(store))
         self._check_newest(seen.attempts - {self.attempt})
         names = [version.name for version in seen.checkpoints()]
-        store.put(record_key(self.attempt), record_text(names).encode())
+        record = record_text(names).encode()
+        patient(lambda: store.put(record_key(self.attempt), record))
         # Of two attempts that begin at once, the older one ends here or is fenced.
-        self._check_newest(take_snapshot(store).attempts - {self.attempt})
+        self._check_newest(patient(lambda: take_snapshot(store)).attempts - {self.attempt})
         try:
             self._clear(store, seen, frozenset(names))
         except CheckpointError as error:

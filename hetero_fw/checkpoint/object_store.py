@@ -16,11 +16,12 @@ from typing import Any
 
 from upath import UPath
 
-from hetero_fw.checkpoint.storage import StorageError, storage_errors
-
-REQUEST_TIMEOUT_S = 60.0
-# An upload that is slower than this is not going to end; its caller may give up sooner.
-SLOWEST_BYTES_PER_S = 1e6
+from hetero_fw.checkpoint.storage import (
+    REQUEST_TIMEOUT_S,
+    SLOWEST_BYTES_PER_S,
+    StorageError,
+    storage_errors,
+)
 
 PART_BYTES = 16 * 2**20
 NUM_CONCURRENT_PARTS = 8

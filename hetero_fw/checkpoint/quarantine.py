@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from hetero_fw.checkpoint.object_store import ObjectStore
+from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_bytes
 from hetero_fw.monitoring import write_json_atomically
 from hetero_fw.policies import is_quarantined
 
@@ -61,31 +62,31 @@ class Quarantine:
         return [i for i in self.incidents if (i.step, i.saved_by) == (step, saved_by)]
 
 
-def read_quarantine(root: Any) -> Quarantine:
+def read_quarantine(root: StoragePath) -> Quarantine:
     """What is known of the checkpoints in `root`; nothing if the file is missing or damaged.
 
     Without it a bad checkpoint costs two attempts more, so that it is no reason to stop.
     """
     try:
-        rows = json.loads((root / QUARANTINE_NAME).read_text(encoding="utf-8"))["incidents"]
+        rows = json.loads(read_bytes(root / QUARANTINE_NAME))["incidents"]
         return Quarantine(incidents=tuple(map(_incident, rows)))
     except Exception:  # noqa: BLE001  # stores raise what they like
         return Quarantine()
 
 
-def record_incident(root: Any, incident: Incident) -> None:
+def record_incident(root: StoragePath, incident: Incident) -> None:
     """Add to what is known. Called by one rank.
 
     Raises:
-        OSError: the storage refuses.
+        OSError: a local storage refuses.
+        StorageError: a remote one does.
     """
     incidents = [*read_quarantine(root).incidents, incident]
     data = {"incidents": [asdict(item) for item in incidents]}
-    path = root / QUARANTINE_NAME
-    if type(path) is type(Path()):
-        write_json_atomically(path, data)
-    else:  # an object appears whole or not at all
-        path.write_text(json.dumps(data), encoding="utf-8")
+    if is_object_store(root):  # an object appears whole or not at all
+        ObjectStore(root).put(QUARANTINE_NAME, json.dumps(data).encode())
+    else:
+        write_json_atomically(root / QUARANTINE_NAME, data)
 
 
 def _incident(row: Mapping[str, Any]) -> Incident:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import xxhash
+from upath import UPath
 
-from hetero_fw.checkpoint.sources import unreadable
+from hetero_fw.checkpoint.sources import may_be_intact, patiently, unreadable
 from hetero_fw.checkpoint.spans import Span
+from hetero_fw.checkpoint.storage import (
+    NUM_PIECES_AHEAD,
+    StoragePath,
+    is_object_store,
+    read_ranges,
+)
+from hetero_fw.checkpoint.storage import PIECE_BYTES as RANGE_BYTES
 from hetero_fw.errors import CheckpointError
 
 # A piece is hashed while the processor's cache still holds it.
 PIECE_BYTES = 2**20
 # Reading and hashing release the interpreter lock. More threads than this gain nothing.
 MAX_THREADS = 4
+# So many wait for answers of a remote storage, that share the ranges which are on their way.
+NUM_REMOTE_THREADS = 4
 
 
 class DamagedBytesError(CheckpointError):
@@ -28,11 +38,16 @@ class DamagedBytesError(CheckpointError):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """One span, and the directory to read it from: a path or whatever is like one."""
+    """One span, and the directory to read it from.
+
+    Attributes:
+        patience_s: how long to try again what the storage does not answer properly.
+    """
 
     number: int
     span: Span
-    directory: Any
+    directory: StoragePath
+    patience_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,56 +58,91 @@ class ReadResult:
         content: the verified bytes; None if that failed.
         problem: why it failed, naming the file.
         is_damaged: the bytes were there and wrong; else they could not be read.
+        is_silent: the storage did not answer properly, which says nothing of the bytes.
     """
 
     number: int
     content: torch.Tensor | None
     problem: str = ""
     is_damaged: bool = False
+    is_silent: bool = False
 
 
 def read_spans(requests: Sequence[ReadRequest]) -> list[ReadResult]:
     """Read all of them, whatever fails."""
-    # As many as this rank may use: on a host with as many ranks as cores that is one.
-    num_threads = min(MAX_THREADS, torch.get_num_threads(), len(requests))
+    num_threads = min(len(requests), *map(_num_threads, requests)) if requests else 0
+    reader = _Reader(num_ranges=NUM_PIECES_AHEAD // max(1, num_threads))
     if num_threads <= 1:
-        return [_read(request) for request in requests]
+        return [reader.read(request) for request in requests]
     with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
-        return list(pool.map(_read, requests))
+        return list(pool.map(reader.read, requests))
 
 
-def _read(request: ReadRequest) -> ReadResult:
-    try:
-        content = read_span(request.directory, request.span)
-    except DamagedBytesError as error:
-        return ReadResult(number=request.number, content=None, problem=str(error), is_damaged=True)
-    except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
+def _num_threads(request: ReadRequest) -> int:
+    if not is_object_store(request.directory):
+        # On a host with as many ranks as cores that is one.
+        return min(MAX_THREADS, torch.get_num_threads())
+    # Only clients that run on fsspec's event loop are made for several threads.
+    return NUM_REMOTE_THREADS if request.directory.fs.async_impl else 1
+
+
+class _Reader:
+    """Reads spans in several threads, none any more from a storage that has fallen silent."""
+
+    def __init__(self, *, num_ranges: int) -> None:
+        self._num_ranges = num_ranges
+        self._silent: dict[str, str] = {}
+
+    def read(self, request: ReadRequest) -> ReadResult:
+        number, place = request.number, str(request.directory)
         path = request.directory / request.span.file
-        return ReadResult(number=request.number, content=None, problem=unreadable(path, error))
-    return ReadResult(number=request.number, content=content)
+        try:
+            if place in self._silent:  # its patience was spent once
+                problem = self._silent[place]
+                return ReadResult(number=number, content=None, problem=problem, is_silent=True)
+            content = read_span(request, self._num_ranges)
+        except DamagedBytesError as error:
+            return ReadResult(number=number, content=None, problem=str(error), is_damaged=True)
+        except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
+            problem = unreadable(path, error)
+            is_silent = may_be_intact(path, error)
+            if is_silent:
+                self._silent[place] = problem
+            return ReadResult(number=number, content=None, problem=problem, is_silent=is_silent)
+        return ReadResult(number=number, content=content)
 
 
-def read_span(directory: Any, span: Span) -> torch.Tensor:
-    """The bytes of `span`, after every chunk in it was compared with its hash.
+def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
+    """The bytes of a span, after every chunk in it was compared with its hash.
+
+    Args:
+        num_ranges: how many pieces to have a remote storage send at once.
 
     Raises:
         DamagedBytesError: they are not those that were written. Names file and place.
-        OSError: the storage refuses.
+        CheckpointError: the storage does not answer properly.
+        OSError: a local one refuses; StorageError: a remote one.
     """
-    path = directory / span.file
+    path, span = request.directory / request.span.file, request.span
     # numpy asks for huge pages, which cost a fraction of the page faults; torch does not.
     memory = np.empty(span.size, dtype=np.uint8)
     window = memory.data
-    check = _ChunkCheck(path, span)
-    for end in _fill(path, span, window):
-        check.advance(window, end)
+    if is_object_store(path):
+        _fill(path, span, window, _received(path, span, window, request.patience_s, num_ranges))
+    else:
+        local = path
+        patiently(
+            local,
+            lambda: _fill(local, span, window, _read_into(local, span, window)),
+            request.patience_s,
+        )
     return torch.from_numpy(memory)
 
 
 class _ChunkCheck:
     """Hashes the chunks of a span as far as it was read."""
 
-    def __init__(self, path: Any, span: Span) -> None:
+    def __init__(self, path: StoragePath, span: Span) -> None:
         self._path = path
         self._span = span
         self._rest = iter(span.chunks)
@@ -123,33 +173,48 @@ class _ChunkCheck:
         self._chunk = next(self._rest, None)
 
 
-def _fill(path: Any, span: Span, window: memoryview) -> Iterator[int]:
-    """Read the span into `window`, piece by piece; yields how many bytes are there."""
+def _fill(path: StoragePath, span: Span, window: memoryview, counts: Iterator[int]) -> None:
+    """Verify the bytes that come into `window`, in pieces of `counts` bytes, as they come."""
+    check = _ChunkCheck(path, span)
     done = 0
-    # Files of this machine take bytes straight into memory; those of other stores may not.
-    is_local = type(path) is type(Path())
-    with path.open("rb", buffering=0) if is_local else path.open("rb") as file:
-        file.seek(span.begin)
-        pieces = _pieces_into(file, window) if is_local else _pieces_of(file, window)
-        for count in pieces:
-            if not count:
-                raise DamagedBytesError(f"{path}: ends before byte {span.end}")
-            done += count
-            yield done
-
-
-def _pieces_into(file: Any, window: memoryview) -> Iterator[int]:
-    done = 0
-    while done < len(window):
-        count = file.readinto(window[done : done + PIECE_BYTES])
-        yield count
+    for count in counts:
+        if not count:
+            raise DamagedBytesError(f"{path}: ends before byte {span.end}")
         done += count
+        check.advance(window, done)
 
 
-def _pieces_of(file: BinaryIO, window: memoryview) -> Iterator[int]:
+def _read_into(path: Path, span: Span, window: memoryview) -> Iterator[int]:
     done = 0
-    while done < len(window):
-        piece = file.read(len(window) - done)  # one request, however many the store makes of it
-        window[done : done + len(piece)] = piece
-        yield len(piece)
-        done += len(piece)
+    with path.open("rb", buffering=0) as file:
+        file.seek(span.begin)
+        while done < len(window):
+            count = file.readinto(window[done : done + PIECE_BYTES])
+            yield count
+            done += count
+
+
+def _received(
+    path: UPath, span: Span, window: memoryview, patience_s: float, num_ranges: int
+) -> Iterator[int]:
+    """Fetch some ranges side by side, then the next; beside `window` no more is in memory."""
+    for first in range(0, len(window), num_ranges * RANGE_BYTES):
+        last = min(first + num_ranges * RANGE_BYTES, len(window))
+        starts = range(first, last, RANGE_BYTES)
+        ends = [min(start + RANGE_BYTES, last) for start in starts]
+        pieces = patiently(
+            path,
+            functools.partial(
+                read_ranges,
+                path,
+                [span.begin + start for start in starts],
+                [span.begin + end for end in ends],
+            ),
+            patience_s,
+        )
+        for start, end, piece in zip(starts, ends, pieces, strict=True):
+            if len(piece) != end - start:
+                yield 0
+                return
+            window[start:end] = piece
+            yield len(piece)

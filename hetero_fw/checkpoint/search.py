@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from hetero_fw.checkpoint.directories import checkpoint_path, step_of
+from hetero_fw.checkpoint.catalog import published_paths
+from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.held import HeldCheckpoint
 from hetero_fw.checkpoint.holding import hold_checkpoint
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hetero_fw.checkpoint.ranks import Ranks
-from hetero_fw.checkpoint.sources import Rejection, Source, unreadable
+from hetero_fw.checkpoint.sources import (
+    PATIENCE_S,
+    Rejection,
+    Source,
+    may_be_intact,
+    patiently,
+    unreadable,
+)
+from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_bytes
 from hetero_fw.errors import CheckpointError
 
 OnRejected = Callable[[Rejection], None]
@@ -28,12 +36,12 @@ class TierRoot:
 
     Attributes:
         tier: its name.
-        path: directory of the checkpoints; a path, or an object that is used like one.
+        path: directory of the checkpoints.
         node: whose directory it is; None: all ranks see the same.
     """
 
     tier: str
-    path: Any
+    path: StoragePath
     node: str | None = None
 
 
@@ -44,10 +52,12 @@ def find_newest(
     *,
     refuse: Refuse,
     on_rejected: OnRejected,
+    patience_s: float = PATIENCE_S,
 ) -> HeldCheckpoint | None:
     """Read the newest checkpoint of which every byte is somewhere as it was written.
 
-    All ranks call this. A later attempt's checkpoint of a step goes before an earlier one's.
+    All ranks call this. A later attempt's checkpoint of a step goes before an earlier one's, and
+    so does the later of several versions that a remote storage has of a step.
 
     Args:
         roots: of this rank, nearest first. Those that all ranks see come last, on every rank in
@@ -56,14 +66,17 @@ def find_newest(
         refuse: asked on rank 0; must not raise.
         on_rejected: called on all ranks for every directory that did not serve, also where
             another one took its place.
+        patience_s: how long to try again what a storage that all ranks see does not answer
+            properly.
 
     Returns:
         None if there is no such checkpoint.
 
     Raises:
-        CheckpointError: a storage that all ranks see does not say what it holds.
+        CheckpointError: a storage that all ranks see does not say what it holds, or does not give
+            it. Nothing older is taken for that. Names the storage.
     """
-    search = _Search(ranks, roots, prefix, refuse, on_rejected)
+    search = _Search(ranks, roots, prefix, refuse, on_rejected, patience_s)
     for step in search.steps():
         held = search.hold_step(step)
         if held is not None:
@@ -73,10 +86,17 @@ def find_newest(
 
 @dataclass(frozen=True, kw_only=True)
 class _Copy:
-    """A manifest that a rank has found, or why it cannot be used."""
+    """A manifest that a rank has found, or why it cannot be used.
+
+    Attributes:
+        name: of the directory in its root.
+        order: among the versions of the step in that root; the newest is 0.
+    """
 
     rank: int
     root: int
+    name: str
+    order: int
     directory: str
     distance: tuple[int, int]
     attempt: int = -1
@@ -87,6 +107,15 @@ class _Copy:
     def candidate(self) -> tuple[int, str]:
         return self.attempt, self.digest
 
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.root, self.name
+
+    @property
+    def preference(self) -> tuple[int, tuple[int, int], int, int]:
+        """Sorts copies: those to be tried first come first."""
+        return -self.attempt, self.distance, self.order, self.rank
+
 
 class _Search:
     def __init__(
@@ -96,6 +125,7 @@ class _Search:
         prefix: str,
         refuse: Refuse,
         on_rejected: OnRejected,
+        patience_s: float,
     ) -> None:
         self._ranks = ranks
         # Numbered from the end, so that a number means the same shared tier on every rank.
@@ -103,7 +133,10 @@ class _Search:
         self._prefix = prefix
         self._refuse = refuse
         self._on_rejected = on_rejected
-        self._texts: dict[int, str] = {}
+        self._patience_s = patience_s
+        # Names of directories by root and step, newest first.
+        self._names: dict[int, dict[int, list[str]]] = {}
+        self._texts: dict[tuple[int, str], str] = {}
 
     def steps(self) -> list[int]:
         """Every step that any rank sees, newest first."""
@@ -111,18 +144,35 @@ class _Search:
         return sorted(set().union(*found), reverse=True)
 
     def _own_steps(self) -> set[int]:
-        found: set[int] = set()
-        for root in self._asked().values():
-            try:
-                names = [entry.name for entry in root.path.iterdir()]
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except Exception as error:  # stores raise what they like
-                if root.node is not None:
-                    continue  # a lost disk is what the other copies are for
-                raise CheckpointError(unreadable(root.path, error)) from error
-            found |= {step for name in names if (step := step_of(name, self._prefix)) is not None}
-        return found
+        for number, root in self._asked().items():
+            by_step: dict[int, list[str]] = {}
+            for name in self._list(root):
+                step = step_of(name, self._prefix)
+                if step is not None:
+                    by_step.setdefault(step, []).append(name)
+            self._names[number] = by_step
+        return set().union(*self._names.values())
+
+    def _list(self, root: TierRoot) -> list[str]:
+        """Names of what may be a checkpoint; the later of two of a step comes first."""
+
+        def look() -> list[str]:
+            if is_object_store(root.path):
+                return [path.name for path in published_paths(root.path, self._prefix)]
+            # Not by a pattern, which finds nothing where the directory cannot be read.
+            return sorted((entry.name for entry in root.path.iterdir()), reverse=True)
+
+        try:
+            return patiently(root.path, look, self._patience_of(root))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except Exception as error:  # stores raise what they like
+            if root.node is not None:
+                return []  # a lost disk is what the other copies are for
+            raise CheckpointError(unreadable(root.path, error)) from error
+
+    def _patience_of(self, root: TierRoot) -> float:
+        return self._patience_s if root.node is None else 0.0
 
     def _asked(self) -> Mapping[int, TierRoot]:
         """Of what all see, rank 0 speaks for all."""
@@ -135,7 +185,7 @@ class _Search:
     def hold_step(self, step: int) -> HeldCheckpoint | None:
         """The checkpoint of `step` by the latest attempt that left one to be read."""
         self._texts = {}
-        gathered = self._ranks.gather(self._own_copies(step))
+        gathered = self._ranks.gather_results(lambda: self._own_copies(step))
         copies = [copy for theirs in gathered for copy in theirs]
         problems = [
             Rejection(step=step, path=copy.directory, reason=copy.problem)
@@ -143,7 +193,7 @@ class _Search:
             if copy.problem
         ]
         sound = [copy for copy in copies if not copy.problem]
-        sound.sort(key=lambda copy: (-copy.attempt, copy.distance, copy.rank))
+        sound.sort(key=lambda copy: copy.preference)
         held = None
         for candidate in dict.fromkeys(copy.candidate for copy in sound):
             chosen = next(copy for copy in sound if copy.candidate == candidate)
@@ -158,35 +208,43 @@ class _Search:
     def _own_copies(self, step: int) -> list[_Copy]:
         found = []
         for number, root in self._asked().items():
-            copy = self._look(number, root, step)
-            if copy is not None:
-                found.append(copy)
+            for order, name in enumerate(self._names[number].get(step, ())):
+                facts: dict[str, Any] = {
+                    "rank": self._ranks.rank,
+                    "root": number,
+                    "name": name,
+                    "order": order,
+                    "directory": str(root.path / name),
+                    "distance": self._distance(number),
+                }
+                copy = self._look(root, step, facts)
+                if copy is not None:
+                    found.append(copy)
         return found
 
-    def _look(self, number: int, root: TierRoot, step: int) -> _Copy | None:
-        directory = self._directory(root, step)
+    def _look(self, root: TierRoot, step: int, facts: dict[str, Any]) -> _Copy | None:
+        directory = root.path / facts["name"]
         file = directory / MANIFEST_NAME
-        facts: dict[str, Any] = {
-            "rank": self._ranks.rank,
-            "root": number,
-            "directory": str(directory),
-            "distance": self._distance(number),
-        }
+
+        def read() -> bytes | None:
+            is_there = is_object_store(directory) or directory.is_dir()
+            return read_bytes(file) if is_there else None
+
         try:
-            if not directory.is_dir():
+            content = patiently(file, read, self._patience_of(root))
+            if content is None:
                 return None
-            text = file.read_text(encoding="utf-8")
-            manifest = Manifest.from_json(text)
+            manifest = Manifest.from_json(content.decode("utf-8"))
             if manifest.step != step:
                 raise CheckpointError(f"is the manifest of step {manifest.step}")
-        except Exception as error:  # noqa: BLE001  # stores raise what they like; all is a verdict
-            return _Copy(**facts, problem=f"{file}: {error}")
-        self._texts[number] = text
-        digest = xxhash.xxh3_128_hexdigest(text.encode())
+        except Exception as error:  # stores raise what they like; all is a verdict
+            problem = str(error) if str(file) in str(error) else f"{file}: {error}"
+            if root.node is None and may_be_intact(file, error):
+                raise CheckpointError(problem) from error
+            return _Copy(**facts, problem=problem)
+        self._texts[facts["root"], facts["name"]] = content.decode("utf-8")
+        digest = xxhash.xxh3_128_hexdigest(content)
         return _Copy(**facts, attempt=manifest.attempt, digest=digest)
-
-    def _directory(self, root: TierRoot, step: int) -> Any:
-        return root.path / checkpoint_path(Path(), self._prefix, step).name
 
     def _distance(self, number: int) -> tuple[int, int]:
         return (int(self._roots[number].node is None), -number)
@@ -194,28 +252,32 @@ class _Search:
     def _hold(
         self, step: int, chosen: _Copy, copies: Sequence[_Copy]
     ) -> tuple[HeldCheckpoint | None, list[Rejection]]:
-        text = self._ranks.broadcast(self._texts.get(chosen.root), source=chosen.rank)
+        text = self._ranks.broadcast(self._texts.get(chosen.place), source=chosen.rank)
         manifest = Manifest.from_json(text)
         refusal = self._ranks.broadcast(self._refusal(chosen, manifest), source=0)
         if refusal is not None:
             return None, [Rejection(step=step, path=chosen.directory, reason=refusal)]
-        # A directory whose manifest is damaged may hold sound shards; they are verified anyway.
-        usable = {
-            (copy.rank, copy.root)
-            for copy in copies
-            if copy.problem or copy.candidate == chosen.candidate
-        }
-        sources = {
-            number: Source(
-                tier=root.tier,
-                directory=self._directory(root, step),
-                node=root.node,
-                distance=self._distance(number),
-            )
-            for number, root in self._roots.items()
-            if (0 if root.node is None else self._ranks.rank, number) in usable
-        }
+        sources = self._sources(_usable(chosen, copies))
         return hold_checkpoint(self._ranks, manifest, sources, sorted(manifest.tensors))
+
+    def _sources(self, copies: Sequence[_Copy]) -> dict[int, Source]:
+        """Those of this rank, by numbers that mean the same on all ranks."""
+        sources = {}
+        for source, place in enumerate(sorted({copy.place for copy in copies})):
+            number, name = place
+            root = self._roots.get(number)
+            if root is None:
+                continue
+            speaker = 0 if root.node is None else self._ranks.rank
+            if (speaker, place) in {(copy.rank, copy.place) for copy in copies}:
+                sources[source] = Source(
+                    tier=root.tier,
+                    directory=root.path / name,
+                    node=root.node,
+                    distance=self._distance(number),
+                    patience_s=self._patience_of(root),
+                )
+        return sources
 
     def _refusal(self, chosen: _Copy, manifest: Manifest) -> str | None:
         if self._ranks.rank != 0:
@@ -224,6 +286,16 @@ class _Search:
             return f"{chosen.directory}: it holds values that are not finite"
         reason = self._refuse(manifest)
         return f"{chosen.directory}: {reason}" if reason is not None else None
+
+
+def _usable(chosen: _Copy, copies: Sequence[_Copy]) -> list[_Copy]:
+    """Copies of the same save. One with a damaged manifest may be, and shards are verified anyway.
+
+    Not where a sound one is beside it: then it is another version.
+    """
+    same = [copy for copy in copies if copy.candidate == chosen.candidate and not copy.problem]
+    known = {(copy.rank, copy.root) for copy in same}
+    return same + [copy for copy in copies if copy.problem and (copy.rank, copy.root) not in known]
 
 
 def _by_directory(problems: Sequence[Rejection]) -> list[Rejection]:

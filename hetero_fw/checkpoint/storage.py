@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 # The writer of checkpoints has its own retries with longer pauses; these only bridge a hiccup.
 NUM_ATTEMPTS = 2
+# They apply neither while s3fs sends nor to all tries together.
+REQUEST_TIMEOUT_S = 60.0
+# What is slower than this is not going to end; whoever waits for it may give up sooner.
+SLOWEST_BYTES_PER_S = 1e6
 
 PIECE_BYTES = 8 * 2**20
 NUM_PIECES_AHEAD = 8
@@ -129,7 +133,7 @@ def read_bytes(file: StoragePath) -> bytes:
     if not is_object_store(file):
         return file.read_bytes()
     with storage_errors(file, file.storage_options):
-        return bytes(file.fs.cat_file(file.path))
+        return bytes(file.fs.cat_file(file.path, **request_limit(file.fs)))
 
 
 def read_pieces(file: UPath) -> Iterator[bytes]:
@@ -139,15 +143,36 @@ def read_pieces(file: UPath) -> Iterator[bytes]:
         StorageError: it cannot be read.
     """
     with storage_errors(file, file.storage_options):
-        size = int(file.fs.info(file.path)["size"])
+        size = int(file.fs.info(file.path, **request_limit(file.fs))["size"])
     window = NUM_PIECES_AHEAD * PIECE_BYTES
     for start in range(0, size, window):
         starts = list(range(start, min(start + window, size), PIECE_BYTES))
         ends = [min(begin + PIECE_BYTES, size) for begin in starts]
-        with storage_errors(file, file.storage_options):
-            paths = [file.path] * len(starts)
-            pieces = file.fs.cat_ranges(paths, starts, ends, on_error="raise")
-        yield from pieces
+        yield from read_ranges(file, starts, ends)
+
+
+def read_ranges(file: UPath, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    """Ranges of bytes of a remote file, fetched side by side where its client can.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    limit = request_limit(file.fs, sum(ends) - sum(starts))
+    with storage_errors(file, file.storage_options):
+        pieces: list[bytes] = file.fs.cat_ranges(
+            [file.path] * len(starts), list(starts), list(ends), on_error="raise", **limit
+        )
+        return pieces
+
+
+def request_limit(client: AbstractFileSystem, num_bytes: int = 0) -> dict[str, float]:
+    """The argument that ends a request that takes too long.
+
+    Empty for clients that do not run on fsspec's event loop, which cannot be told to give up.
+    """
+    if not client.async_impl:
+        return {}
+    return {"timeout": REQUEST_TIMEOUT_S + num_bytes / SLOWEST_BYTES_PER_S}
 
 
 @contextmanager

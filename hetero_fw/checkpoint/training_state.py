@@ -7,7 +7,6 @@ Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from hetero_fw.checkpoint.held import HeldCheckpoint
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
 from hetero_fw.checkpoint.ranks import Ranks
+from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
@@ -79,7 +79,7 @@ def optimized_names(module: nn.Module, optimizer: Optimizer) -> frozenset[str]:
 def restore_training_state(
     module: nn.Module,
     optimizer: Optimizer | None,
-    path: Path,
+    path: StoragePath,
     *,
     process_group: ProcessGroup | None = None,
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -45,7 +45,7 @@ def export_weights(path: StoragePath, out: Path) -> int:
         name: torch.empty(manifest.tensors[name].size, dtype=manifest.tensors[name].torch_dtype)
         for name in names
     }
-    fill_tensors(cast(Path, path), manifest, tensors)
+    fill_tensors(path, manifest, tensors)
     weights = {name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items()}
     _write_new(Path(out), weights, {"format": "pt", "step": str(manifest.step)})
     return len(weights)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from hetero_fw.checkpoint import (
+    PATIENCE_S,
     HeldCheckpoint,
     Ranks,
     Rejection,
@@ -28,6 +31,7 @@ from hetero_fw.checkpoint.manifest import MANIFEST_NAME
 from hetero_fw.errors import CheckpointError
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_checkpoint import close_together, finished, make_saver
+from tests.storage_faults import Fault, faulty_storage
 from tests.unit.checkpoint.examples import PREFIX
 
 STEPS = (10, 20)
@@ -90,7 +94,11 @@ def is_exact(tensors: Mapping[str, torch.Tensor], step: int) -> bool:
 
 
 def find(
-    roots: list[TierRoot], group: dist.ProcessGroup, rejected: list[Rejection]
+    roots: list[TierRoot],
+    group: dist.ProcessGroup,
+    rejected: list[Rejection],
+    *,
+    patience_s: float = PATIENCE_S,
 ) -> HeldCheckpoint | None:
     quarantine = read_quarantine(roots[-1].path)
     return find_newest(
@@ -99,6 +107,7 @@ def find(
         PREFIX,
         refuse=lambda manifest: quarantine.reason(manifest.step, manifest.attempt),
         on_rejected=rejected.append,
+        patience_s=patience_s,
     )
 
 
@@ -295,6 +304,58 @@ def test_copies_of_another_save_of_the_step_are_not_mixed_in(nodes: Path) -> Non
     for found in run_ranks(restore, 4, TwoNodes(nodes), False):
         assert found["step"] == 20
         assert len(found["sources"]) == 1
+
+
+def restore_or_say_why(
+    rank: int, group: dist.ProcessGroup, root: str, patience_s: float
+) -> tuple[int | str, list[Rejection]]:
+    rejected: list[Rejection] = []
+    try:
+        held = find(StorageOnly(Path(root))(rank), group, rejected, patience_s=patience_s)
+    except CheckpointError as error:
+        return str(error), rejected
+    return held.step if held is not None else -1, rejected
+
+
+STALE = [
+    Fault(operations=("readdir", "open"), names="run", error=errno.ESTALE),
+    Fault(operations=("open", "read"), names="manifest.json", error=errno.ESTALE),
+    Fault(operations=("read",), names="shard-*", error=errno.ETIMEDOUT),
+]
+
+
+@pytest.mark.parametrize("fault", STALE, ids=lambda fault: fault.names)
+def test_storage_that_does_not_answer_is_waited_for_and_then_told(
+    saved: Path, tmp_path: Path, fault: Fault
+) -> None:
+    with faulty_storage(tmp_path) as storage:
+        root = storage.root / "run"
+        shutil.copytree(saved, root)
+        storage.inject(fault)
+        for reason, rejected in run_ranks(restore_or_say_why, 2, str(root), 1.0):
+            assert "the storage does not answer properly" in str(reason)
+            assert str(root) in str(reason)
+            assert rejected == []
+        threading.Timer(2.0, storage.heal).start()
+        for step, rejected in run_ranks(restore_or_say_why, 2, str(root), 20.0):
+            assert (step, rejected) == (20, [])
+
+
+def test_storage_that_is_broken_in_one_place_leads_to_the_step_before(
+    saved: Path, tmp_path: Path
+) -> None:
+    with faulty_storage(tmp_path) as storage:
+        root = tmp_path / "run"
+        shutil.copytree(saved, root)
+        newest = checkpoint_path(root, PREFIX, 20) / "shard-00001.bin"
+        bad = storage.root / "bad.bin"
+        shutil.move(newest, bad)
+        newest.symlink_to(bad)
+        storage.inject(Fault(operations=("read",), names="bad.bin", error=errno.EIO))
+        for step, rejected in run_ranks(restore_or_say_why, 2, str(root), 1.0):
+            assert step == 10
+            assert [rejection.step for rejection in rejected] == [20]
+            assert f"{newest}: cannot be read (Input/output error)" in rejected[0].reason
 
 
 def fail_to_fill(rank: int, group: dist.ProcessGroup, root: str) -> str:

@@ -265,6 +265,10 @@ def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ("ckpt.storage=memory://here", "hardware=a100_v100_mix"),
             ("ckpt.storage=memory://here", "4 ranks"),
         ),
+        (
+            ("ckpt.storage=memory://here", *ONE_DEVICE),
+            ("ckpt.storage=memory://here", "ckpt.async_mode=async, or a path"),
+        ),
         (("ckpt.storage=gs://bucket/x",), ("pip install gcsfs",)),
         (("ckpt.storage=s3://bucket/x", "resume=must"), ("ckpt.storage: cannot look",)),
     ],
@@ -300,7 +304,7 @@ def test_resume_is_judged_by_the_storage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"memory://{uuid.uuid4().hex}"
-    overrides = (f"ckpt.storage={url}", *ONE_DEVICE)
+    overrides = (f"ckpt.storage={url}", "ckpt.async_mode=async", *ONE_DEVICE)
     assert run(config(tmp_path, *overrides, "resume=must")) == 2
     assert f"no checkpoint to continue from ({url}/run)" in capsys.readouterr().err
     place = ObjectPlace(url=f"{url}/run", attempt=0)
