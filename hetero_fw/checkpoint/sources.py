@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hetero_fw.checkpoint.object_store import ObjectStore
-from hetero_fw.checkpoint.retrying import retried
+from hetero_fw.checkpoint.retrying import retry_storage
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.checkpoint.storage_error import kind_of
 from hetero_fw.errors import CheckpointError
@@ -141,7 +141,7 @@ def patiently(path: StoragePath, work: Callable[[], T], patience_s: float) -> T:
             raise
 
     try:
-        return retried(tried, time_left_s=patience_s)
+        return retry_storage(tried, time_left_s=patience_s)
     except CheckpointError as error:
         if may_be_intact(path, error):
             last = failures[-1]
