@@ -98,7 +98,7 @@ class HttpError(Exception):
         (FileExistsError(), "FileExistsError", False),
         (TimeoutError(), "no answer in time", True),
         (OSError(errno.EBUSY, "Slow Down"), "Slow Down", True),
-        (OSError(errno.EIO, "disk"), "disk", False),
+        (OSError(errno.EIO, "disk"), "disk", True),
         (OSError(errno.ENOSPC, "full"), "full", False),
         (OSError(errno.EINVAL, "bad"), "bad", False),
         (ConnectionResetError(errno.ECONNRESET, "reset"), "reset", True),
