@@ -49,6 +49,12 @@ def build_saver(
         if name in (EventName.CHECKPOINT_FAILED, EventName.WRITER_RESTART):
             print(fields.get("message", fields["reason"]), flush=True)
 
+    if context.rank == 0 and not cfg.save_optimizer_states:
+        print(
+            "checkpoints hold weights only (ckpt.save_optimizer_states=false): what continues from "
+            "one begins with an empty optimizer state",
+            flush=True,
+        )
     has_process = cfg.async_mode == "async_with_pinned_mem"
     node_tier = build_node_tier(context, checkpoint_bytes_of(context.cfg, module))
     return CheckpointSaver(
