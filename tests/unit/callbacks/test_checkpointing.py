@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from hetero_fw.callbacks import AdaptiveCheckpoint, TierSchedule, read_facts
 from hetero_fw.callbacks.tier_schedule import to_number
-from hetero_fw.checkpoint import CheckpointSaver, DirectoryPlace, claim_attempt
+from hetero_fw.checkpoint import CheckpointSaver, DirectoryPlace, SavePoint, claim_attempt
 from hetero_fw.policies import IntervalPolicy, IntervalRule, Tier
 from tests.unit.callbacks.examples import Source, Stop, Trainer, report, result
 
@@ -29,15 +30,17 @@ class Training:
     stop: Stop
     saver: CheckpointSaver | None
     saves: list[tuple[int, str]]
+    told: list[str]
+    gate: threading.Event
     trainer: Any = field(default_factory=Trainer)
 
-    def step(self, **others: float) -> None:
+    def step(self, *, waits: bool = True, **others: float) -> None:
         notes = self.callback.notes()
         self.source.finished_step = result([report(**notes), report(**others)])
         self.trainer.global_step += 1
         module: Any = None
         self.callback.on_train_batch_end(self.trainer, module, None, None, 0)
-        if self.saver is not None:
+        if self.saver is not None and waits:
             assert self.saver.wait(30.0)
 
     @property
@@ -56,7 +59,10 @@ class Fixture:
     ) -> Training:
         source, stop = Source(), Stop()
         saves: list[tuple[int, str]] = []
-        saver = self._saver() if policy is not IntervalPolicy.NONE else None
+        told: list[str] = []
+        gate = threading.Event()
+        gate.set()
+        saver = self._saver(gate) if policy is not IntervalPolicy.NONE else None
 
         def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
             assert saver is not None
@@ -82,13 +88,25 @@ class Fixture:
             first_step=first_step,
             max_steps=MAX_STEPS,
             rank=rank,
+            announce=told.append,
         )
         trainer = Trainer(global_step=first_step)
         return Training(
-            callback=callback, source=source, stop=stop, saver=saver, saves=saves, trainer=trainer
+            callback=callback,
+            source=source,
+            stop=stop,
+            saver=saver,
+            saves=saves,
+            told=told,
+            gate=gate,
+            trainer=trainer,
         )
 
-    def _saver(self) -> CheckpointSaver:
+    def _saver(self, gate: threading.Event) -> CheckpointSaver:
+        def on_point(point: SavePoint) -> None:
+            if point is SavePoint.SHARD_WRITTEN:
+                assert gate.wait(30.0)
+
         return CheckpointSaver(
             place=DirectoryPlace(directories=claim_attempt(self._folder / "checkpoints", 0)),
             attempt=0,
@@ -100,6 +118,7 @@ class Fixture:
             is_async=True,
             plan_fingerprint="0",
             on_event=lambda name, step, fields: None,
+            on_point=on_point,
         )
 
 
@@ -199,3 +218,32 @@ def test_end_of_training_waits_for_the_last_save(made: Fixture) -> None:
     training.callback.on_fit_end(training.trainer, module)
     assert training.saver is not None
     assert not training.saver.is_busy()
+
+
+def test_a_long_save_shows_progress_and_holds_back_the_next(
+    made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero_fw.callbacks.checkpointing.PROGRESS_INTERVAL_S", 0.0)
+    training = made.training()
+    training.gate.clear()
+    for _ in range(9):
+        training.step(waits=False)
+    assert training.saved_steps == [4]
+    assert training.told
+    assert training.told[-1].startswith("checkpoint of step 4 to storage: 0% of rank 0's")
+    training.gate.set()
+    assert training.saver is not None
+    assert training.saver.wait(30.0)
+    training.step()
+    assert training.saved_steps == [4, MAX_STEPS]
+
+
+def test_a_save_that_waited_for_another_says_so(made: Fixture) -> None:
+    training = made.training()
+    for _ in range(4):
+        training.step(is_saving=STORAGE)
+    training.step(is_saving=STORAGE)
+    training.step()
+    training.step()
+    assert training.saved_steps == [7]
+    assert "postponed 3 steps by the save before" in training.saves[0][1]
