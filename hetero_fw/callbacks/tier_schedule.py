@@ -39,6 +39,8 @@ class TierSchedule:
         max_steps: int,
     ) -> None:
         self.tier = tier
+        # Of the save that was started last; whether it was committed is known later, and not on
+        # all ranks at the same step.
         self.last_saved_step = first_step
         self._rule = rule
         self._rates = history.rates
@@ -46,6 +48,8 @@ class TierSchedule:
         self._max_steps = max_steps
         self._num_saves = 0
         self._num_postponed = 0
+        self._num_failed = 0
+        self._committed_step = first_step
 
     def decide(self, step: int, elapsed_s: float, *, save_in_flight: bool) -> SaveDecision:
         """Whether to save after `step`.
@@ -65,11 +69,15 @@ class TierSchedule:
         decision = decide_save(
             SaveObservation(
                 step=step,
-                last_saved_step=self.last_saved_step,
+                last_saved_step=(
+                    self._committed_step if self._num_failed else self.last_saved_step
+                ),
                 interval=decide_interval(self._rule, observed),
                 is_final=step >= self._max_steps,
                 save_in_flight=save_in_flight and step < self._max_steps,
                 num_postponed=self._num_postponed,
+                num_failed=self._num_failed,
+                last_failed_step=self.last_saved_step,
             )
         )
         self._num_postponed = self._num_postponed + 1 if decision.is_postponed else 0
@@ -88,6 +96,9 @@ class TierSchedule:
     def save_ended(self, outcome: SaveOutcome) -> None:
         """The save that was started last has ended."""
         self._meter.save_ended(outcome.stall_s, outcome.persist_s, is_committed=outcome.ok)
+        self._num_failed = 0 if outcome.ok else self._num_failed + 1
+        if outcome.ok:
+            self._committed_step = outcome.step
 
 
 def to_number(tiers: Collection[Tier]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Training:
     saves: list[tuple[int, str]]
     told: list[str]
     gate: threading.Event
+    broken: threading.Event
     trainer: Any = field(default_factory=Trainer)
 
     def step(self, *, waits: bool = True, **others: float) -> None:
@@ -62,7 +64,8 @@ class Fixture:
         told: list[str] = []
         gate = threading.Event()
         gate.set()
-        saver = self._saver(gate) if policy is not IntervalPolicy.NONE else None
+        broken = threading.Event()
+        saver = self._saver(gate, broken) if policy is not IntervalPolicy.NONE else None
 
         def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
             assert saver is not None
@@ -99,11 +102,14 @@ class Fixture:
             saves=saves,
             told=told,
             gate=gate,
+            broken=broken,
             trainer=trainer,
         )
 
-    def _saver(self, gate: threading.Event) -> CheckpointSaver:
+    def _saver(self, gate: threading.Event, broken: threading.Event) -> CheckpointSaver:
         def on_point(point: SavePoint) -> None:
+            if broken.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
             if point is SavePoint.SHARD_WRITTEN:
                 assert gate.wait(30.0)
 
@@ -247,3 +253,22 @@ def test_a_save_that_waited_for_another_says_so(made: Fixture) -> None:
     training.step()
     assert training.saved_steps == [7]
     assert "postponed 3 steps by the save before" in training.saves[0][1]
+
+
+def test_a_failed_save_is_tried_again_before_the_interval_is_over(made: Fixture) -> None:
+    training = made.training()
+    training.broken.set()
+    for _ in range(4):
+        training.step()
+    assert training.saved_steps == [4]
+    training.broken.clear()
+    for _ in range(3):
+        training.step()
+    # The failure is known at step 5.
+    assert training.saved_steps == [4, 6]
+    assert "the save of step 4 has failed" in training.saves[1][1]
+    training.step()
+    training.step()
+    assert training.saved_steps == [4, 6]
+    training.step()
+    assert training.saved_steps == [4, 6, MAX_STEPS]

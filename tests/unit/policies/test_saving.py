@@ -61,3 +61,30 @@ def test_no_stretch_without_a_save_is_longer_than_the_interval(
     gaps = [after - before for before, after in itertools.pairwise(saved)]
     assert all(gap <= interval_steps + first_is_postponed for gap in gaps)
     assert saved[-1] == num_steps or (first_is_postponed and num_steps == interval_steps)
+
+
+def after_failures(step: int, num_failed: int, last_failed_step: int = 20) -> SaveObservation:
+    return SaveObservation(
+        step=step,
+        last_saved_step=10,
+        interval=EVERY_10,
+        num_failed=num_failed,
+        last_failed_step=last_failed_step,
+    )
+
+
+def test_a_failed_save_is_made_up_for_soon_and_then_less_often() -> None:
+    gaps = [
+        next(gap for gap in range(1, 100) if decide_save(after_failures(20 + gap, failed)).save)
+        for failed in range(1, 7)
+    ]
+    assert gaps == [2, 4, 8, 10, 10, 10]
+    reason = decide_save(after_failures(24, 2)).reason
+    assert reason == "2 saves in a row have failed, the last of step 20"
+
+
+def test_the_final_step_is_saved_after_any_failures() -> None:
+    observed = SaveObservation(
+        step=21, last_saved_step=10, interval=EVERY_10, is_final=True, num_failed=5
+    )
+    assert decide_save(observed).save
