@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hetero_fw.checkpoint import list_checkpoints, open_root, read_quarantine
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, digest_of, undisturbed
 from tests.recovery.test_kill import rank_pid, steps_done
-from tests.s3_server import S3Server
+from tests.s3_server import Fault, FaultProxy, S3Server
 from tests.unit.checkpoint.examples import PREFIX
 
 Start = Callable[..., TrainRun]
@@ -57,6 +58,27 @@ def test_a_killed_rank_is_restored_from_s3(
     again = start_train(*command).wait()
     assert again.returncode == 0, again.output
     assert [event["step"] for event in again.events("restored")] == [24]
+    assert digest_of(run.run_dir) == plain_digest
+
+
+def test_a_restart_waits_for_an_s3_that_is_away(
+    start_train: Start, s3: S3Server, proxy: FaultProxy, url: str, plain_digest: str
+) -> None:
+    run = start_train(*PAIR, f"ckpt.storage={url}", env={"AWS_ENDPOINT_URL": proxy.endpoint})
+    run.wait_until(lambda: run.events("checkpoint_committed") and steps_done(run) >= 8)
+    proxy.fault = Fault.REFUSE
+    os.kill(rank_pid(run, 0), signal.SIGKILL)
+    run.wait_until(lambda: [e for e in run.events("attempt_start") if e["attempt"] == 1])
+    time.sleep(4.0)
+    assert not run.events("restored")
+    proxy.fault = Fault.NONE
+    run.wait()
+    assert run.returncode == 0, run.output
+    # It costs no attempt, and not a step more than the failure alone.
+    assert {event["attempt"] for event in run.events("attempt_start")} == {0, 1}
+    assert [event["step"] for event in run.events("restored")] == [
+        max(e["step"] for e in run.events("checkpoint_committed") if e["attempt"] == 0)
+    ]
     assert digest_of(run.run_dir) == plain_digest
 
 
