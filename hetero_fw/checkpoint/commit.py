@@ -32,6 +32,8 @@ class SaveSpec:
         name: of the directory it is published as.
         token: unlike any other save's of the attempt, the same on all ranks.
         metric: how good the weights are, if that is known.
+        created_time_s: when it was begun; the same in all tiers, whose manifests are then equal, so
+            that they can stand in for each other file by file.
         state: JSON values; rank 0 fills it.
         on_point: called at every point that the save passes.
     """
@@ -44,6 +46,7 @@ class SaveSpec:
     world_size: int
     reason: str
     metric: Metric | None = None
+    created_time_s: float = field(default_factory=time.time)
     on_point: OnPoint = pass_by
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -76,7 +79,7 @@ def build_manifest(
         attempt=spec.attempt,
         plan_fingerprint=spec.plan_fingerprint,
         world_size=spec.world_size,
-        created_time_s=time.time(),
+        created_time_s=spec.created_time_s,
         reason=spec.reason,
         # JSON has no other numbers, and nothing can be said of such weights.
         metric=spec.metric if spec.metric and math.isfinite(spec.metric.value) else None,

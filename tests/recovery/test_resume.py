@@ -48,11 +48,11 @@ def test_random_numbers_schedule_and_loaders_continue(start_train: Start, tmp_pa
 
 def test_schedule_with_milestones_continues(start_train: Start, run_dir: Path) -> None:
     run = start_train(*PAIR, MULTI_STEP)
-    run.wait_until(lambda: steps_done(run) >= 7)
+    run.wait_until(lambda: steps_done(run) >= 7 and bool(run.events("checkpoint_committed")))
     os.kill(rank_pid(run, 0), signal.SIGKILL)
     run.wait()
     assert run.returncode == 0, run.output
-    assert run.events("restored")[0]["step"] == 6
+    assert run.events("restored")[0]["step"] >= 6
     rates = [float(text) for text in column(run_dir, "lr")]
     assert rates == pytest.approx([1e-3] * 10 + [1e-4] * 4 + [1e-5] * 10)
 
