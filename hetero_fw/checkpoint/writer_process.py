@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import threading
@@ -111,7 +112,7 @@ class WriterProcess:
         process = self._process
         if process is not None:
             process.kill()
-            process.join(timeout_s)
+            _forget(process, timeout_s)
 
     def _receive(self, deadline_s: float, on_progress: OnProgress) -> Any:
         while True:
@@ -182,10 +183,20 @@ class WriterProcess:
         process = self._process
         assert process is not None
         process.kill()
-        process.join(_KILL_S)
+        _forget(process, _KILL_S)
         self._lost = f"the writer's process {process.pid} hung in the storage and was killed"
         self._connection.close()
         self._process = None
+
+
+def _forget(process: BaseProcess, timeout_s: float) -> None:
+    """Wait for the end of a killed process; leave one to the kernel that hangs in it.
+
+    Python would wait for that one without a bound when this process exits.
+    """
+    process.join(timeout_s)
+    if process.exitcode is None:
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
 
 
 def _kill(process: BaseProcess) -> None:
