@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -15,19 +17,20 @@ from hetero_fw.app.state import restore_state
 from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
     PATIENCE_S,
-    HeldCheckpoint,
+    DamagedCheckpointError,
+    FoundCheckpoint,
     Incident,
     Ranks,
     Rejection,
     TierRoot,
     canonical_fqn,
     claim_attempt,
-    find_newest,
+    find_candidates,
     is_object_store,
     published_paths,
     read_quarantine,
     record_incident,
-    restore_held_state,
+    restore_found_state,
 )
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventName
@@ -35,20 +38,16 @@ from hetero_fw.parallel import StepSource
 from hetero_fw.policies import IntervalPolicy, Tier
 
 
-def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
-    """All ranks together read the newest checkpoint that is whole; nothing is built before that.
-
-    Returns:
-        None for a fresh start.
+def claim_and_search(context: RankContext) -> Iterator[FoundCheckpoint]:
+    """The checkpoints that the attempt may continue from, for all ranks together, best first.
 
     Raises:
-        ConfigError: `resume=must` and there is nothing to continue from.
-        CheckpointError: a later attempt has begun, or storage does not answer.
+        CheckpointError: a later attempt has begun; also later, if storage does not answer.
     """
     ranks = Ranks(context.group)
     ranks.succeed_together(lambda: _claim(context))
     roots = checkpoint_roots(context)
-    held = find_newest(
+    return find_candidates(
         ranks,
         roots,
         context.cfg.ckpt.prefix,
@@ -58,11 +57,26 @@ def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
         on_rejected=lambda rejection: _tell_rejected(context, rejection),
         patience_s=_patience_s(context),
     )
+
+
+def next_checkpoint(
+    context: RankContext, candidates: Iterator[FoundCheckpoint]
+) -> FoundCheckpoint | None:
+    """What all ranks try to continue from now; nothing is built before that.
+
+    Returns:
+        None for a fresh start.
+
+    Raises:
+        ConfigError: `resume=must` and there is nothing to continue from.
+        CheckpointError: storage does not answer.
+    """
+    found = next(candidates, None)
     if context.rank == 0 and context.attempt > 0:
-        print(f"continuing from {_name(held.path) if held else 'step 0'}", flush=True)
-    if held is None:
+        print(f"continuing from {_name(found.path) if found else 'step 0'}", flush=True)
+    if found is None:
         _check_fresh_start(context)
-    return held
+    return found
 
 
 def checkpoint_roots(context: RankContext) -> tuple[TierRoot, ...]:
@@ -126,43 +140,71 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-class Restore(Callback):
-    """Fills module, optimizer and trainer from what was read, once they are set up."""
+@dataclass(frozen=True, kw_only=True)
+class Wasted:
+    """What was read of checkpoints of this attempt that turned out damaged.
 
-    def __init__(self, context: RankContext, held: HeldCheckpoint | None) -> None:
+    Attributes:
+        num_bytes: by all ranks.
+        read_s: time that it took.
+    """
+
+    num_bytes: int = 0
+    read_s: float = 0.0
+
+    def plus(self, damage: DamagedCheckpointError) -> Wasted:
+        return Wasted(
+            num_bytes=self.num_bytes + damage.bytes_read, read_s=self.read_s + damage.read_s
+        )
+
+
+class Restore(Callback):
+    """Fills module, optimizer and trainer from the checkpoint, once they are set up.
+
+    Attributes:
+        damage: what made that impossible, on all ranks; what was built then holds parts of the
+            checkpoint and must not be used.
+    """
+
+    def __init__(self, context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) -> None:
         self._context = context
-        self._held = held
+        self._found = found
+        self._wasted = wasted
+        self.damage: DamagedCheckpointError | None = None
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Not on_train_start, which does not come where the last step is complete already.
-        if self._held is None:
+        if self._found is None:
             return
-        _check_same_model(pl_module, self._held)
+        _check_same_model(pl_module, self._found)
         began_s = time.perf_counter()
-        state = restore_held_state(pl_module, trainer.optimizers[0], self._held)
-        fill_s = time.perf_counter() - began_s
+        try:
+            state, filled = restore_found_state(pl_module, trainer.optimizers[0], self._found)
+        except DamagedCheckpointError as error:
+            self.damage = error
+            raise
         restore_state(trainer, state)
         if self._context.rank == 0:
             self._context.events.write(
                 EventName.RESTORED,
-                step=self._held.step,
-                source=", ".join(self._held.sources) or self._held.path,
-                tiers=list(self._held.tiers),
-                bytes_read=self._held.bytes_read,
-                size_bytes=self._held.size_bytes,
-                read_s=self._held.read_s + fill_s,
+                step=self._found.step,
+                source=", ".join(filled.sources) or self._found.path,
+                tiers=list(filled.tiers),
+                bytes_read=self._wasted.num_bytes + filled.bytes_read,
+                size_bytes=filled.size_bytes,
+                read_s=self._wasted.read_s + time.perf_counter() - began_s,
             )
 
 
 def build_restore_watch(
-    context: RankContext, source: StepSource, held: HeldCheckpoint | None
+    context: RankContext, source: StepSource, found: FoundCheckpoint | None
 ) -> list[RestoreWatch]:
     """What watches the steps after a restore; nothing for a fresh start."""
-    if held is None:
+    if found is None:
         return []
     root = checkpoint_roots(context)[-1].path
-    step, saved_by = held.step, held.manifest.attempt
+    step, saved_by = found.step, found.manifest.attempt
     earlier = read_quarantine(root).attempts(step, saved_by) if context.rank == 0 else ()
 
     def record(diverged_step: int) -> None:
@@ -178,17 +220,17 @@ def build_restore_watch(
             rank=context.rank,
             restored_step=step,
             attempt=context.attempt,
-            earlier_attempts=held.ranks.broadcast(earlier, source=0),
+            earlier_attempts=found.ranks.broadcast(earlier, source=0),
             record=record,
         )
     ]
 
 
-def _check_same_model(module: pl.LightningModule, held: HeldCheckpoint) -> None:
+def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> None:
     """Refuse to continue a run with another model than it was started with."""
     saved = {
         name.removeprefix("model."): tuple(entry.size)
-        for name, entry in held.manifest.tensors.items()
+        for name, entry in found.manifest.tensors.items()
         if name.startswith("model.")
     }
     here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
@@ -200,7 +242,7 @@ def _check_same_model(module: pl.LightningModule, held: HeldCheckpoint) -> None:
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise ConfigError(
-            f"model.module is not the model that {held.path} holds: "
+            f"model.module is not the model that {found.path} holds: "
             f"{'; '.join(changes[:3])}{more}. "
             "Choose another run_name for another model."
         )

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 from upath import UPath
@@ -42,12 +41,14 @@ class ReadRequest:
 
     Attributes:
         patience_s: how long to try again what the storage does not answer properly.
+        memory: where the bytes go; as many as the span has.
     """
 
     number: int
     span: Span
     directory: StoragePath
     patience_s: float
+    memory: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +69,38 @@ class ReadResult:
     is_silent: bool = False
 
 
-def read_spans(requests: Sequence[ReadRequest]) -> list[ReadResult]:
-    """Read all of them, whatever fails."""
-    num_threads = min(len(requests), *map(_num_threads, requests)) if requests else 0
-    reader = _Reader(num_ranges=NUM_PIECES_AHEAD // max(1, num_threads))
-    if num_threads <= 1:
-        return [reader.read(request) for request in requests]
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
-        return list(pool.map(reader.read, requests))
+class SpanReader:
+    """Reads spans in several threads, none any more from a storage that has fallen silent."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, str] = {}
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Read all of them, whatever fails."""
+        num_threads = min(len(requests), *map(_num_threads, requests)) if requests else 0
+        read = functools.partial(self._read, num_ranges=NUM_PIECES_AHEAD // max(1, num_threads))
+        if num_threads <= 1:
+            return [read(request) for request in requests]
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
+            return list(pool.map(read, requests))
+
+    def _read(self, request: ReadRequest, *, num_ranges: int) -> ReadResult:
+        number, place = request.number, str(request.directory)
+        path = request.directory / request.span.file
+        try:
+            if place in self._silent:  # its patience was spent once
+                problem = self._silent[place]
+                return ReadResult(number=number, content=None, problem=problem, is_silent=True)
+            _read_span(request, num_ranges)
+        except DamagedBytesError as error:
+            return ReadResult(number=number, content=None, problem=str(error), is_damaged=True)
+        except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
+            problem = unreadable(path, error)
+            is_silent = may_be_intact(path, error)
+            if is_silent:
+                self._silent[place] = problem
+            return ReadResult(number=number, content=None, problem=problem, is_silent=is_silent)
+        return ReadResult(number=number, content=request.memory)
 
 
 def _num_threads(request: ReadRequest) -> int:
@@ -86,36 +111,11 @@ def _num_threads(request: ReadRequest) -> int:
     return NUM_REMOTE_THREADS if request.directory.fs.async_impl else 1
 
 
-class _Reader:
-    """Reads spans in several threads, none any more from a storage that has fallen silent."""
-
-    def __init__(self, *, num_ranges: int) -> None:
-        self._num_ranges = num_ranges
-        self._silent: dict[str, str] = {}
-
-    def read(self, request: ReadRequest) -> ReadResult:
-        number, place = request.number, str(request.directory)
-        path = request.directory / request.span.file
-        try:
-            if place in self._silent:  # its patience was spent once
-                problem = self._silent[place]
-                return ReadResult(number=number, content=None, problem=problem, is_silent=True)
-            content = read_span(request, self._num_ranges)
-        except DamagedBytesError as error:
-            return ReadResult(number=number, content=None, problem=str(error), is_damaged=True)
-        except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
-            problem = unreadable(path, error)
-            is_silent = may_be_intact(path, error)
-            if is_silent:
-                self._silent[place] = problem
-            return ReadResult(number=number, content=None, problem=problem, is_silent=is_silent)
-        return ReadResult(number=number, content=content)
-
-
-def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
-    """The bytes of a span, after every chunk in it was compared with its hash.
+def _read_span(request: ReadRequest, num_ranges: int) -> None:
+    """Read a span and compare every chunk in it with its hash.
 
     Args:
+        request: what to read, and the memory for it.
         num_ranges: how many pieces to have a remote storage send at once.
 
     Raises:
@@ -124,9 +124,7 @@ def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
         OSError: a local one refuses; StorageError: a remote one.
     """
     path, span = request.directory / request.span.file, request.span
-    # numpy asks for huge pages, which cost a fraction of the page faults; torch does not.
-    memory = np.empty(span.size, dtype=np.uint8)
-    window = memory.data
+    window = request.memory.numpy().data
     if is_object_store(path):
         _fill(path, span, window, _received(path, span, window, request.patience_s, num_ranges))
     else:
@@ -136,7 +134,6 @@ def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
             lambda: _fill(local, span, window, _read_into(local, span, window)),
             request.patience_s,
         )
-    return torch.from_numpy(memory)
 
 
 class _ChunkCheck:

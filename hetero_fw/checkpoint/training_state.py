@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.optim import Optimizer
 
-from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.filling import Filled
+from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
 from hetero_fw.checkpoint.ranks import Ranks
@@ -104,21 +105,30 @@ def restore_training_state(
     )
 
 
-def restore_held_state(
-    module: nn.Module, optimizer: Optimizer | None, held: HeldCheckpoint
-) -> dict[str, Any]:
-    """As `restore_training_state`, from what the ranks have read and verified before.
+def restore_found_state(
+    module: nn.Module, optimizer: Optimizer | None, found: FoundCheckpoint
+) -> tuple[dict[str, Any], Filled]:
+    """As `restore_training_state`, from a checkpoint that all ranks have found together.
 
-    All ranks that hold a part call this.
+    All of them call this.
+
+    Returns:
+        Its `state`, and what it took.
+
+    Raises:
+        CheckpointError: as `fill_from`. After a DamagedCheckpointError the module is filled in
+            part: build another.
     """
-    return _restore(
+    filled: list[Filled] = []
+    state = _restore(
         module,
         optimizer,
-        held.manifest,
-        held.ranks,
-        path=held.path,
-        fill=lambda tensors: fill_from(held, tensors),
+        found.manifest,
+        found.ranks,
+        path=found.path,
+        fill=lambda tensors: filled.append(fill_from(found, tensors)),
     )
+    return state, filled[0]
 
 
 def _restore(
