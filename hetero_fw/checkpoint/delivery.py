@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from hetero_fw.checkpoint.buffer import Buffer
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.spans import ChunkKey
@@ -40,7 +40,7 @@ class Want:
 
 
 class Delivery:
-    """Brings chunks to the tensors of all ranks, some at a time.
+    """Brings chunks to the tensors of all ranks, as they come.
 
     Args:
         wants: of this rank.
@@ -62,20 +62,37 @@ class Delivery:
             for number, box in enumerate(theirs):
                 self._takers.setdefault(box.key, []).append((rank, number, box))
         self._failure: Exception | None = None
-        self._outbox = _Buffer()
-        self._inbox = _Buffer()
+        self._outbox = Buffer()
+        self._inbox = Buffer()
 
-    def deliver(
+    def stays(self, key: ChunkKey, owner: int) -> bool:
+        """Whether no other rank than `owner` wants anything of a chunk."""
+        return all(rank == owner for rank, _, _ in self._takers.get(key, ()))
+
+    def copy_here(self, key: ChunkKey, content: torch.Tensor) -> None:
+        """Copy what this rank wants of a chunk that it has read; several threads may do so."""
+        with torch.no_grad():
+            for rank, number, box in self._takers.get(key, ()):
+                if rank == self._ranks.rank:
+                    saved = self._view(key, content)[_slices(box.offsets, box.lengths)]
+                    self._copy(number, saved)
+
+    def exchange(
         self, owners: Mapping[ChunkKey, int], contents: Mapping[ChunkKey, torch.Tensor]
     ) -> None:
-        """Copy what is here and exchange the rest. All ranks call it.
+        """Bring chunks to the other ranks that want something of them. All ranks call it.
 
         Args:
             owners: which rank has each of the chunks; the same on all ranks.
             contents: bytes of those that this rank has.
         """
+        lot = _Lot(list(owners), contents, self._ranks.size)
+        for chunk, (key, owner) in enumerate(owners.items()):
+            for rank, number, box in self._takers.get(key, ()):
+                if rank != owner:
+                    lot.needs[rank].append(self._need(owner, chunk, box))
+                    lot.numbers[rank].append(number)
         with torch.no_grad():
-            lot = self._copy_here(owners, contents)
             for window in plan_windows(lot.needs, WINDOW_BYTES):
                 self._exchange(window, lot)
 
@@ -86,21 +103,6 @@ class Delivery:
             CheckpointError: copying failed on some rank; raised on all of them.
         """
         self._ranks.succeed_together(self._raise_failure)
-
-    def _copy_here(
-        self, owners: Mapping[ChunkKey, int], contents: Mapping[ChunkKey, torch.Tensor]
-    ) -> _Lot:
-        """Copy what needs no transfer; returns what is left."""
-        lot = _Lot(list(owners), contents, self._ranks.size)
-        for chunk, (key, owner) in enumerate(owners.items()):
-            for rank, number, box in self._takers.get(key, ()):
-                if rank != owner:
-                    lot.needs[rank].append(self._need(owner, chunk, box))
-                    lot.numbers[rank].append(number)
-                elif rank == self._ranks.rank:
-                    saved = self._chunk(lot, chunk)[_slices(box.offsets, box.lengths)]
-                    self._copy(number, saved)
-        return lot
 
     def _need(self, owner: int, chunk: int, box: ChunkBox) -> Need:
         return Need(
@@ -114,11 +116,10 @@ class Delivery:
     def _dtype(self, key: ChunkKey) -> torch.dtype:
         return self._manifest.tensors[key[0]].torch_dtype
 
-    def _chunk(self, lot: _Lot, number: int) -> torch.Tensor:
-        """A chunk that this rank has, as a tensor."""
-        fqn, index = key = lot.keys[number]
+    def _view(self, key: ChunkKey, content: torch.Tensor) -> torch.Tensor:
+        fqn, index = key
         sizes = self._manifest.tensors[fqn].chunks[index].sizes
-        return lot.contents[key].view(self._dtype(key)).view(sizes)
+        return content.view(self._dtype(key)).view(sizes)
 
     def _exchange(self, window: Sequence[Part], lot: _Lot) -> None:
         size, rank = self._ranks.size, self._ranks.rank
@@ -140,7 +141,8 @@ class Delivery:
         end = 0
         for part in parts:
             need = lot.needs[part.target][part.need]
-            saved = self._chunk(lot, need.chunk)
+            key = lot.keys[need.chunk]
+            saved = self._view(key, lot.contents[key])
             begin = tuple(a + b for a, b in zip(need.offsets, part.start, strict=True))
             _part_of(buffer, end, part, saved.dtype).copy_(saved[_slices(begin, part.lengths)])
             end += part.room_bytes
@@ -182,18 +184,6 @@ class _Lot:
         self.contents = contents
         self.needs: list[list[Need]] = [[] for _ in range(size)]
         self.numbers: list[list[int]] = [[] for _ in range(size)]
-
-
-class _Buffer:
-    """Memory that is used again, so that it is touched once."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, size: int) -> torch.Tensor:
-        if size > len(self._memory):
-            self._memory = torch.from_numpy(np.empty(size, dtype=np.uint8))
-        return self._memory[:size]
 
 
 def _part_of(buffer: torch.Tensor, start: int, part: Part, dtype: torch.dtype) -> torch.Tensor:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hetero_fw.checkpoint.assignment import Holder
+from hetero_fw.checkpoint.buffer import Buffer
 from hetero_fw.checkpoint.delivery import Delivery
 from hetero_fw.checkpoint.reading import ReadRequest, ReadResult, SpanReader
 from hetero_fw.checkpoint.shard_layout import ALIGNMENT_BYTES
-from hetero_fw.checkpoint.spans import ChunkKey, find_spans
+from hetero_fw.checkpoint.spans import ChunkKey, Span, find_spans
 from hetero_fw.checkpoint.whereabouts import Whereabouts
 
-# What a rank reads before the ranks tell each other. More gains nothing, and takes memory.
+# What a rank keeps for the others before the ranks tell each other. More gains nothing, and takes
+# memory. What only the reader itself wants is not kept.
 WINDOW_BYTES = 64 * 2**20
 
 
@@ -53,7 +54,8 @@ class _Report:
 class Filling:
     """One checkpoint on its way from the files into tensors; all ranks do the same.
 
-    Beside the tensors there is the memory of one window, used again for each.
+    What a rank has read and verified goes into its own tensors at once. Beside the tensors there is
+    the memory of one span and one window, used again for each.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Filling:
         self._pending = dict.fromkeys(range(len(self._spans)))
         self._queues: list[deque[tuple[int, Holder]]] = []
         self._reader = SpanReader()
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._buffer = Buffer()
         self._used: dict[Holder, None] = {}
         self._bytes_read = self._own_bytes = 0
         self._began_s = time.perf_counter()
@@ -88,72 +90,82 @@ class Filling:
                 self._queues[holder.rank].append((number, holder))
 
     def _next_window(self) -> dict[int, Holder]:
-        """Of each rank the next spans that fit; one that is larger comes alone."""
+        """Of each rank the next spans, as far as those fit that it must keep for other ranks."""
         window: dict[int, Holder] = {}
         for queue in self._queues:
             size = 0
             while queue:
-                size += self._room(queue[0][0])
-                if size > WINDOW_BYTES and size > self._room(queue[0][0]):
+                number, holder = queue[0]
+                room = self._room(number) if self._is_shared(number, holder) else 0
+                if size and size + room > WINDOW_BYTES:
                     break
-                number, holder = queue.popleft()
+                size += room
                 window[number] = holder
+                queue.popleft()
         return window
+
+    def _is_shared(self, number: int, holder: Holder) -> bool:
+        """Whether other ranks than the reader want something of a span."""
+        chunks = self._spans[number].chunks
+        return not all(self._delivery.stays(chunk.key, holder.rank) for chunk in chunks)
 
     def _room(self, number: int) -> int:
         """Bytes that a span takes in memory, so that the next one can be viewed as its dtype."""
         return -(-self._spans[number].size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def _fill_window(self, window: Mapping[int, Holder]) -> None:
-        mine = [n for n, holder in window.items() if holder.rank == self._ranks.rank]
-        results = self._read({number: window[number] for number in mine})
+        mine = {n: holder for n, holder in window.items() if holder.rank == self._ranks.rank}
+        kept = self._memory_for([n for n, holder in mine.items() if self._is_shared(n, holder)])
+        results = self._reader.read([self._request(n, h, kept.get(n)) for n, h in mine.items()])
         own = _Report(
             num_bytes=sum(self._spans[number].num_chunk_bytes for number in mine),
-            failures=tuple(result for result in results if result.content is None),
+            failures=tuple(result for result in results if result.problem),
         )
         self._own_bytes += own.num_bytes
         reports = self._ranks.gather(own)
-        failures = {f.number: f for report in reports for f in report.failures}
         self._bytes_read += sum(report.num_bytes for report in reports)
-        self._deliver({n: h for n, h in window.items() if n not in failures}, results)
+        failures = {failure.number: failure for report in reports for failure in report.failures}
+        self._exchange({n: h for n, h in window.items() if n not in failures}, kept)
         for number, failure in failures.items():
             self._where.drop(window[number], self._spans[number].file, failure)
         if failures:
             self._assign()
 
-    def _read(self, window: Mapping[int, Holder]) -> list[ReadResult]:
-        size = sum(self._room(number) for number in window)
-        if size > len(self._memory):
-            # numpy asks for huge pages, which cost a fraction of the page faults; torch does not.
-            self._memory = torch.from_numpy(np.empty(size, dtype=np.uint8))
-        requests, end = [], 0
-        for number, holder in window.items():
-            source, span = self._where.sources[holder.source], self._spans[number]
-            requests.append(
-                ReadRequest(
-                    number=number,
-                    span=span,
-                    directory=source.directory,
-                    patience_s=source.patience_s,
-                    memory=self._memory[end : end + span.size],
-                )
-            )
+    def _memory_for(self, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+        memory = self._buffer.take(sum(self._room(number) for number in numbers))
+        rooms, end = {}, 0
+        for number in numbers:
+            rooms[number] = memory[end : end + self._spans[number].size]
             end += self._room(number)
-        return self._reader.read(requests)
+        return rooms
 
-    def _deliver(self, window: Mapping[int, Holder], results: Collection[ReadResult]) -> None:
+    def _request(self, number: int, holder: Holder, memory: torch.Tensor | None) -> ReadRequest:
+        source = self._where.sources[holder.source]
+        return ReadRequest(
+            number=number,
+            span=self._spans[number],
+            directory=source.directory,
+            patience_s=source.patience_s,
+            memory=memory,
+            on_read=self._copy_here,
+        )
+
+    def _copy_here(self, span: Span, content: torch.Tensor) -> None:
+        for key, part in _chunks_in(span, content).items():
+            self._delivery.copy_here(key, part)
+
+    def _exchange(self, window: Mapping[int, Holder], kept: Mapping[int, torch.Tensor]) -> None:
         owners: dict[ChunkKey, int] = {}
+        contents: dict[ChunkKey, torch.Tensor] = {}
         for number, holder in window.items():
-            owners |= {chunk.key: holder.rank for chunk in self._spans[number].chunks}
+            span = self._spans[number]
+            if self._is_shared(number, holder):
+                owners |= {chunk.key: holder.rank for chunk in span.chunks}
+            if number in kept:
+                contents |= _chunks_in(span, kept[number])
             self._used[holder] = None
             del self._pending[number]
-        contents: dict[ChunkKey, torch.Tensor] = {}
-        for result in results:
-            if result.content is not None:
-                for chunk in self._spans[result.number].chunks:
-                    end = chunk.start + chunk.entry.length
-                    contents[chunk.key] = result.content[chunk.start : end]
-        self._delivery.deliver(owners, contents)
+        self._delivery.exchange(owners, contents)
 
     def result(self) -> Filled:
         """What it took so far."""
@@ -169,3 +181,9 @@ class Filling:
             size_bytes=sum(span.num_chunk_bytes for span in self._spans),
             read_s=time.perf_counter() - self._began_s,
         )
+
+
+def _chunks_in(span: Span, content: torch.Tensor) -> dict[ChunkKey, torch.Tensor]:
+    return {
+        chunk.key: content[chunk.start : chunk.start + chunk.entry.length] for chunk in span.chunks
+    }

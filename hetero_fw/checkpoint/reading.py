@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import xxhash
 from upath import UPath
 
+from hetero_fw.checkpoint.buffer import Buffer
 from hetero_fw.checkpoint.sources import may_be_intact, patiently, unreadable
 from hetero_fw.checkpoint.spans import Span
 from hetero_fw.checkpoint.storage import (
@@ -41,14 +43,16 @@ class ReadRequest:
 
     Attributes:
         patience_s: how long to try again what the storage does not answer properly.
-        memory: where the bytes go; as many as the span has.
+        memory: where the bytes go; None if they are needed for `on_read` only.
+        on_read: called with the verified bytes, in the thread that has read them; must not raise.
     """
 
     number: int
     span: Span
     directory: StoragePath
     patience_s: float
-    memory: torch.Tensor
+    memory: torch.Tensor | None
+    on_read: Callable[[Span, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +60,12 @@ class ReadResult:
     """What became of a request.
 
     Attributes:
-        content: the verified bytes; None if that failed.
-        problem: why it failed, naming the file.
+        problem: why it failed, naming the file; "" if it did not.
         is_damaged: the bytes were there and wrong; else they could not be read.
         is_silent: the storage did not answer properly, which says nothing of the bytes.
     """
 
     number: int
-    content: torch.Tensor | None
     problem: str = ""
     is_damaged: bool = False
     is_silent: bool = False
@@ -74,6 +76,7 @@ class SpanReader:
 
     def __init__(self) -> None:
         self._silent: dict[str, str] = {}
+        self._scratch = _Scratch()
 
     def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
         """Read all of them, whatever fails."""
@@ -90,17 +93,31 @@ class SpanReader:
         try:
             if place in self._silent:  # its patience was spent once
                 problem = self._silent[place]
-                return ReadResult(number=number, content=None, problem=problem, is_silent=True)
-            _read_span(request, num_ranges)
+                return ReadResult(number=number, problem=problem, is_silent=True)
+            memory = request.memory
+            if memory is None:
+                memory = self._scratch.take(request.span.size)
+            _read_span(request, memory, num_ranges)
         except DamagedBytesError as error:
-            return ReadResult(number=number, content=None, problem=str(error), is_damaged=True)
+            return ReadResult(number=number, problem=str(error), is_damaged=True)
         except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
             problem = unreadable(path, error)
             is_silent = may_be_intact(path, error)
             if is_silent:
                 self._silent[place] = problem
-            return ReadResult(number=number, content=None, problem=problem, is_silent=is_silent)
-        return ReadResult(number=number, content=request.memory)
+            return ReadResult(number=number, problem=problem, is_silent=is_silent)
+        request.on_read(request.span, memory)
+        return ReadResult(number=number)
+
+
+class _Scratch(threading.local):
+    """A buffer for each thread, used again, so that it is touched once and stays in the cache."""
+
+    def __init__(self) -> None:
+        self._buffer = Buffer()
+
+    def take(self, size: int) -> torch.Tensor:
+        return self._buffer.take(size)
 
 
 def _num_threads(request: ReadRequest) -> int:
@@ -111,11 +128,12 @@ def _num_threads(request: ReadRequest) -> int:
     return NUM_REMOTE_THREADS if request.directory.fs.async_impl else 1
 
 
-def _read_span(request: ReadRequest, num_ranges: int) -> None:
+def _read_span(request: ReadRequest, memory: torch.Tensor, num_ranges: int) -> None:
     """Read a span and compare every chunk in it with its hash.
 
     Args:
-        request: what to read, and the memory for it.
+        request: what to read.
+        memory: where the bytes go; as many as the span has.
         num_ranges: how many pieces to have a remote storage send at once.
 
     Raises:
@@ -124,7 +142,7 @@ def _read_span(request: ReadRequest, num_ranges: int) -> None:
         OSError: a local one refuses; StorageError: a remote one.
     """
     path, span = request.directory / request.span.file, request.span
-    window = request.memory.numpy().data
+    window = memory.numpy().data
     if is_object_store(path):
         _fill(path, span, window, _received(path, span, window, request.patience_s, num_ranges))
     else:
