@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from hetero_fw.checkpoint import (
     PATIENCE_S,
+    DamagedCheckpointError,
     Filled,
     FoundCheckpoint,
     Ranks,
@@ -26,6 +28,7 @@ from hetero_fw.checkpoint import (
     checkpoint_path,
     fill_from,
     find_candidates,
+    load_checkpoint,
     load_newest,
     read_manifest,
     read_quarantine,
@@ -364,6 +367,62 @@ def test_storage_that_is_broken_in_one_place_leads_to_the_step_before(
             assert step == 10
             assert [rejection.step for rejection in rejected] == [20]
             assert f"{newest}: cannot be read (Input/output error)" in rejected[0].reason
+
+
+def load_damaged(rank: int, group: dist.ProcessGroup, path: str) -> str:
+    tensors = laid_out(full_tensors(10), group, replicated=False)
+    with pytest.raises(DamagedCheckpointError) as caught:
+        load_checkpoint(Path(path), tensors, process_group=group)
+    assert caught.value.bytes_read > 0
+    return str(caught.value)
+
+
+def test_all_ranks_hear_of_bytes_that_one_of_them_found_damaged(
+    saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "run")
+    damage(shard(tmp_path, "run", 1))
+    path = checkpoint_path(tmp_path / "run", PREFIX, 20)
+    messages = run_ranks(load_damaged, 2, str(path))
+    assert len(set(messages)) == 1
+    assert f"{shard(tmp_path, 'run', 1)}: bytes" in messages[0]
+
+
+NUM_LARGE_BYTES = 192 * 2**20
+
+
+def large(group: dist.ProcessGroup, value: float) -> dict[str, torch.Tensor]:
+    mesh = init_device_mesh("cpu", (group.size(),))
+    return {
+        f"{n}": distribute_tensor(torch.full((2**20,), value + n), mesh, [Shard(0)])
+        for n in range(NUM_LARGE_BYTES // 2**22)
+    }
+
+
+def save_large(rank: int, group: dist.ProcessGroup, root: str) -> None:
+    saver = make_saver(Path(root), rank, group)
+    saver.save(10, large(group, 1.0), {}, reason="test")
+    assert [outcome.ok for outcome in finished(saver)] == [True]
+    close_together(saver, group)
+
+
+def peak_of_load(rank: int, group: dist.ProcessGroup, root: str) -> int:
+    """Bytes that numpy and Python took at most; tensors of torch are not among them."""
+    tensors = large(group, 0.0)
+    tracemalloc.start()
+    load_checkpoint(checkpoint_path(Path(root), PREFIX, 10), tensors, process_group=group)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for n, tensor in enumerate(tensors.values()):
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        assert bool((local == 1.0 + n).all())
+    return peak
+
+
+@pytest.mark.parametrize(("num_restored", "limit"), [(2, 24 * 2**20), (3, 120 * 2**20)])
+def test_no_second_copy_of_the_state_is_made(tmp_path: Path, num_restored: int, limit: int) -> None:
+    run_ranks(save_large, 2, str(tmp_path))
+    assert max(run_ranks(peak_of_load, num_restored, str(tmp_path))) < limit
 
 
 def fail_to_fill(rank: int, group: dist.ProcessGroup, root: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, column, digest_of, undisturbed
-from tests.recovery.test_kill import rank_pid, steps_done
+from tests.recovery.test_kill import rank_pid, steps_done, writers
 
 Start = Callable[..., TrainRun]
 
@@ -83,7 +83,10 @@ def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: P
     newest = checkpoints_of(interrupted(start_train, 2))[-1]
     shard = damage_shard_of(newest)
 
-    second = start_train(*PAIR).wait()
+    second = start_train(*PAIR)
+    second.wait_until(lambda: second.events("restored"))
+    assert len(writers(second)) <= 2  # those of the first try have ended
+    second.wait()
     assert second.returncode == 0, second.output
     (rejected,) = second.events("checkpoint_rejected")
     assert rejected["path"] == str(newest)
