@@ -1,36 +1,26 @@
-"""Find the checkpoint that an attempt continues from, and fill the training with it."""
+"""Find the checkpoint that an attempt continues from, and watch what comes of it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
-from typing_extensions import override
 
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.node_tier import is_leader, node_directory
 from hetero_fw.app.places import build_place, checkpoint_root
-from hetero_fw.app.state import restore_state
 from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
     PATIENCE_S,
-    DamagedCheckpointError,
     FoundCheckpoint,
     Incident,
     Ranks,
     Rejection,
     TierRoot,
-    canonical_fqn,
     claim_attempt,
     find_candidates,
     is_object_store,
     published_paths,
     read_quarantine,
     record_incident,
-    restore_found_state,
 )
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventName
@@ -140,63 +130,6 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wasted:
-    """What was read of checkpoints of this attempt that turned out damaged.
-
-    Attributes:
-        num_bytes: by all ranks.
-        read_s: time that it took.
-    """
-
-    num_bytes: int = 0
-    read_s: float = 0.0
-
-    def plus(self, damage: DamagedCheckpointError) -> Wasted:
-        return Wasted(
-            num_bytes=self.num_bytes + damage.bytes_read, read_s=self.read_s + damage.read_s
-        )
-
-
-class Restore(Callback):
-    """Fills module, optimizer and trainer from the checkpoint, once they are set up.
-
-    Attributes:
-        damage: what made that impossible, on all ranks; what was built then holds parts of the
-            checkpoint and must not be used.
-    """
-
-    def __init__(self, context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) -> None:
-        self._context = context
-        self._found = found
-        self._wasted = wasted
-        self.damage: DamagedCheckpointError | None = None
-
-    @override
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Not on_train_start, which does not come where the last step is complete already.
-        if self._found is None:
-            return
-        _check_same_model(pl_module, self._found)
-        began_s = time.perf_counter()
-        try:
-            state, filled = restore_found_state(pl_module, trainer.optimizers[0], self._found)
-        except DamagedCheckpointError as error:
-            self.damage = error
-            raise
-        restore_state(trainer, state)
-        if self._context.rank == 0:
-            self._context.events.write(
-                EventName.RESTORED,
-                step=self._found.step,
-                source=", ".join(filled.sources) or self._found.path,
-                tiers=list(filled.tiers),
-                bytes_read=self._wasted.num_bytes + filled.bytes_read,
-                size_bytes=filled.size_bytes,
-                read_s=self._wasted.read_s + time.perf_counter() - began_s,
-            )
-
-
 def build_restore_watch(
     context: RankContext, source: StepSource, found: FoundCheckpoint | None
 ) -> list[RestoreWatch]:
@@ -224,30 +157,3 @@ def build_restore_watch(
             record=record,
         )
     ]
-
-
-def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> None:
-    """Refuse to continue a run with another model than it was started with."""
-    saved = {
-        name.removeprefix("model."): tuple(entry.size)
-        for name, entry in found.manifest.tensors.items()
-        if name.startswith("model.")
-    }
-    here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
-    changes = [
-        f"{name} is {here.get(name, 'absent')}, was {saved.get(name, 'absent')}"
-        for name in sorted(here.keys() | (saved.keys() - _buffers(module)))
-        if here.get(name) != saved.get(name)
-    ]
-    if changes:
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise ConfigError(
-            f"model.module is not the model that {found.path} holds: "
-            f"{'; '.join(changes[:3])}{more}. "
-            "Choose another run_name for another model."
-        )
-
-
-def _buffers(module: pl.LightningModule) -> set[str]:
-    """Names of the module's buffers, as checkpoints have them."""
-    return {canonical_fqn(name) for name, _ in module.named_buffers()}

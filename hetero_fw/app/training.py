@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback
 
 from hetero_fw.app.build import (
     build_callbacks,
-    build_loggers,
     build_module,
     build_train_data,
     build_val_data,
@@ -20,15 +19,11 @@ from hetero_fw.app.build import (
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.node_tier import clear_node_directory
-from hetero_fw.app.restoring import (
-    Restore,
-    Wasted,
-    build_restore_watch,
-    claim_and_search,
-    next_checkpoint,
-)
+from hetero_fw.app.restore import Restore, Wasted
+from hetero_fw.app.restoring import build_restore_watch, claim_and_search, next_checkpoint
 from hetero_fw.app.saving import build_checkpointing, build_saver
 from hetero_fw.app.space import check_space_of
+from hetero_fw.app.trainer import build_trainer
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
     EmergencySave,
@@ -103,8 +98,7 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
         checkpointing,
         *emergency,
     ]
-    trainer = _build_trainer(context, strategy, callbacks)
-    _set_step(trainer, start_step)
+    trainer = build_trainer(context, strategy, callbacks, start_step=start_step)
     return _Training(
         module=module,
         restore=restore,
@@ -236,45 +230,3 @@ def _recorders(
             ),
         )
     ]
-
-
-def _build_trainer(
-    context: RankContext, strategy: HeteroFSDPStrategy, callbacks: list[Callback]
-) -> pl.Trainer:
-    cfg = context.cfg.trainer
-    trainer = pl.Trainer(
-        accelerator="cpu" if context.device.type == "cpu" else "cuda",
-        strategy=strategy,
-        devices=1,
-        max_steps=cfg.max_steps,
-        max_epochs=-1,
-        callbacks=callbacks,
-        logger=build_loggers(context.cfg, context.rank) or False,
-        gradient_clip_val=cfg.gradient_clip_val,
-        val_check_interval=cfg.val_interval_steps,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        log_every_n_steps=context.cfg.monitor.line_interval_steps,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
-    # Lightning raises in the middle of the loop on SIGTERM, on the rank that got it alone; ranks
-    # here agree on a stop at a step boundary (github.com/Lightning-AI/pytorch-lightning #20806).
-    trainer._signal_connector.register_signal_handlers = _leave_signals  # type: ignore[method-assign]
-    return trainer
-
-
-def _leave_signals() -> None:
-    """Stands in for Lightning's registration of signal handlers."""
-
-
-def _set_step(trainer: pl.Trainer, step: int) -> None:
-    """Let Lightning count on from `step`; its own restore would want its own checkpoint."""
-    loop = trainer.fit_loop.epoch_loop
-    loop.automatic_optimization.optim_progress.optimizer.step.total.ready = step
-    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(loop.batch_progress.total, name, step)
-    loop._batches_that_stepped = step
