@@ -1,33 +1,26 @@
-"""Find the checkpoint that an attempt continues from, and fill the training with it."""
+"""Find the checkpoint that an attempt continues from, and watch what comes of it."""
 
 from __future__ import annotations
 
-import time
-
-import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
-from typing_extensions import override
+from collections.abc import Iterator
 
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.node_tier import is_leader, node_directory
 from hetero_fw.app.places import build_place, checkpoint_root
-from hetero_fw.app.state import restore_state
 from hetero_fw.callbacks import RestoreWatch
 from hetero_fw.checkpoint import (
     PATIENCE_S,
-    HeldCheckpoint,
+    FoundCheckpoint,
     Incident,
     Ranks,
     Rejection,
     TierRoot,
-    canonical_fqn,
     claim_attempt,
-    find_newest,
+    find_candidates,
     is_object_store,
     published_paths,
     read_quarantine,
     record_incident,
-    restore_held_state,
 )
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventName
@@ -35,20 +28,16 @@ from hetero_fw.parallel import StepSource
 from hetero_fw.policies import IntervalPolicy, Tier
 
 
-def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
-    """All ranks together read the newest checkpoint that is whole; nothing is built before that.
-
-    Returns:
-        None for a fresh start.
+def claim_and_search(context: RankContext) -> Iterator[FoundCheckpoint]:
+    """The checkpoints that the attempt may continue from, for all ranks together, best first.
 
     Raises:
-        ConfigError: `resume=must` and there is nothing to continue from.
-        CheckpointError: a later attempt has begun, or storage does not answer.
+        CheckpointError: a later attempt has begun; also later, if storage does not answer.
     """
     ranks = Ranks(context.group)
     ranks.succeed_together(lambda: _claim(context))
     roots = checkpoint_roots(context)
-    held = find_newest(
+    return find_candidates(
         ranks,
         roots,
         context.cfg.ckpt.prefix,
@@ -58,11 +47,26 @@ def agree_on_checkpoint(context: RankContext) -> HeldCheckpoint | None:
         on_rejected=lambda rejection: _tell_rejected(context, rejection),
         patience_s=_patience_s(context),
     )
+
+
+def next_checkpoint(
+    context: RankContext, candidates: Iterator[FoundCheckpoint]
+) -> FoundCheckpoint | None:
+    """What all ranks try to continue from now; nothing is built before that.
+
+    Returns:
+        None for a fresh start.
+
+    Raises:
+        ConfigError: `resume=must` and there is nothing to continue from.
+        CheckpointError: storage does not answer.
+    """
+    found = next(candidates, None)
     if context.rank == 0 and context.attempt > 0:
-        print(f"continuing from {_name(held.path) if held else 'step 0'}", flush=True)
-    if held is None:
+        print(f"continuing from {_name(found.path) if found else 'step 0'}", flush=True)
+    if found is None:
         _check_fresh_start(context)
-    return held
+    return found
 
 
 def checkpoint_roots(context: RankContext) -> tuple[TierRoot, ...]:
@@ -126,43 +130,14 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-class Restore(Callback):
-    """Fills module, optimizer and trainer from what was read, once they are set up."""
-
-    def __init__(self, context: RankContext, held: HeldCheckpoint | None) -> None:
-        self._context = context
-        self._held = held
-
-    @override
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Not on_train_start, which does not come where the last step is complete already.
-        if self._held is None:
-            return
-        _check_same_model(pl_module, self._held)
-        began_s = time.perf_counter()
-        state = restore_held_state(pl_module, trainer.optimizers[0], self._held)
-        fill_s = time.perf_counter() - began_s
-        restore_state(trainer, state)
-        if self._context.rank == 0:
-            self._context.events.write(
-                EventName.RESTORED,
-                step=self._held.step,
-                source=", ".join(self._held.sources) or self._held.path,
-                tiers=list(self._held.tiers),
-                bytes_read=self._held.bytes_read,
-                size_bytes=self._held.size_bytes,
-                read_s=self._held.read_s + fill_s,
-            )
-
-
 def build_restore_watch(
-    context: RankContext, source: StepSource, held: HeldCheckpoint | None
+    context: RankContext, source: StepSource, found: FoundCheckpoint | None
 ) -> list[RestoreWatch]:
     """What watches the steps after a restore; nothing for a fresh start."""
-    if held is None:
+    if found is None:
         return []
     root = checkpoint_roots(context)[-1].path
-    step, saved_by = held.step, held.manifest.attempt
+    step, saved_by = found.step, found.manifest.attempt
     earlier = read_quarantine(root).attempts(step, saved_by) if context.rank == 0 else ()
 
     def record(diverged_step: int) -> None:
@@ -178,34 +153,7 @@ def build_restore_watch(
             rank=context.rank,
             restored_step=step,
             attempt=context.attempt,
-            earlier_attempts=held.ranks.broadcast(earlier, source=0),
+            earlier_attempts=found.ranks.broadcast(earlier, source=0),
             record=record,
         )
     ]
-
-
-def _check_same_model(module: pl.LightningModule, held: HeldCheckpoint) -> None:
-    """Refuse to continue a run with another model than it was started with."""
-    saved = {
-        name.removeprefix("model."): tuple(entry.size)
-        for name, entry in held.manifest.tensors.items()
-        if name.startswith("model.")
-    }
-    here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
-    changes = [
-        f"{name} is {here.get(name, 'absent')}, was {saved.get(name, 'absent')}"
-        for name in sorted(here.keys() | (saved.keys() - _buffers(module)))
-        if here.get(name) != saved.get(name)
-    ]
-    if changes:
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise ConfigError(
-            f"model.module is not the model that {held.path} holds: "
-            f"{'; '.join(changes[:3])}{more}. "
-            "Choose another run_name for another model."
-        )
-
-
-def _buffers(module: pl.LightningModule) -> set[str]:
-    """Names of the module's buffers, as checkpoints have them."""
-    return {canonical_fqn(name) for name, _ in module.named_buffers()}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from hetero_fw.app.build import (
     build_callbacks,
-    build_loggers,
     build_module,
     build_train_data,
     build_val_data,
@@ -18,15 +19,20 @@ from hetero_fw.app.build import (
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.node_tier import clear_node_directory
-from hetero_fw.app.restoring import Restore, agree_on_checkpoint, build_restore_watch
+from hetero_fw.app.restore import Restore, Wasted
+from hetero_fw.app.restoring import build_restore_watch, claim_and_search, next_checkpoint
 from hetero_fw.app.saving import build_checkpointing, build_saver
 from hetero_fw.app.space import check_space_of
+from hetero_fw.app.trainer import build_trainer
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
     EmergencySave,
     StepRecorder,
 )
 from hetero_fw.checkpoint import (
+    CheckpointSaver,
+    DamagedCheckpointError,
+    FoundCheckpoint,
     weights_digest,
 )
 from hetero_fw.monitoring import (
@@ -42,47 +48,107 @@ from hetero_fw.recovery import RankEnd
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """What was built to train from one checkpoint."""
+
+    module: pl.LightningModule
+    restore: Restore
+    saver: CheckpointSaver | None
+    checkpointing: AdaptiveCheckpoint
+    callbacks: list[Callback]
+    trainer: pl.Trainer
+    start_step: int
+
+
 def train(context: RankContext) -> RankEnd:
     """Train to `trainer.max_steps` or to a stop request; every rank calls this once."""
+    candidates = claim_and_search(context)
+    wasted = Wasted()
+    while True:
+        training = _build(context, next_checkpoint(context, candidates), wasted)
+        damage = _fit(context, training)
+        if damage is None:
+            return _finish(context, training)
+        # All ranks are here, before the first step: they build everything anew.
+        wasted = wasted.plus(damage)
+        del training, damage
+        gc.collect()
+
+
+def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) -> _Training:
     cfg = context.cfg
-    held = agree_on_checkpoint(context)
-    start_step = held.step if held is not None else 0
+    start_step = found.step if found is not None else 0
     module = build_module(cfg)
-    if held is None:
+    if found is None:
         if context.rank == 0:
             check_space_of(cfg, context.run_dir, module)
         init_weights(cfg, module)
     strategy = _build_strategy(context)
-    saver = build_saver(context, module, start_step if held is not None else None)
+    saver = build_saver(context, module, start_step if found is not None else None)
     checkpointing = build_checkpointing(context, strategy, module, saver, start_step)
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
-    trainer = _build_trainer(
-        context,
-        strategy,
-        [
-            Restore(context, held),
-            *build_restore_watch(context, strategy, held),
-            *build_callbacks(cfg),
-            *_recorders(context, strategy, start_step),
-            checkpointing,
-            *emergency,
-        ],
+    restore = Restore(context, found, wasted)
+    callbacks = [
+        restore,
+        *build_restore_watch(context, strategy, found),
+        *build_callbacks(cfg),
+        *_recorders(context, strategy, start_step),
+        checkpointing,
+        *emergency,
+    ]
+    trainer = build_trainer(context, strategy, callbacks, start_step=start_step)
+    return _Training(
+        module=module,
+        restore=restore,
+        saver=saver,
+        checkpointing=checkpointing,
+        callbacks=callbacks,
+        trainer=trainer,
+        start_step=start_step,
     )
-    _set_step(trainer, start_step)
-    trainer.fit(
-        module,
-        build_train_data(cfg, context.plan, context.rank, start_step=start_step),
-        build_val_data(cfg, context.plan, context.rank),
-    )
-    # Not after an exception: a save in flight needs all ranks, and waiting for them would hold up
-    # the report of what went wrong.
-    if saver is not None:
-        saver.close(timeout_s=cfg.recovery.process_group_timeout_s)
+
+
+def _fit(context: RankContext, training: _Training) -> DamagedCheckpointError | None:
+    """Returns what is wrong with the checkpoint, if training could not begin because of that."""
+    cfg = context.cfg
+    try:
+        training.trainer.fit(
+            training.module,
+            build_train_data(cfg, context.plan, context.rank, start_step=training.start_step),
+            build_val_data(cfg, context.plan, context.rank),
+        )
+    except DamagedCheckpointError as error:
+        if error is not training.restore.damage:
+            raise
+        _take_down(context, training)
+        return error.with_traceback(None)  # which holds on to the tensors
+    return None
+
+
+def _take_down(context: RankContext, training: _Training) -> None:
+    """End what was built and never trained; Lightning leaves that out after an exception."""
+    for callback in training.callbacks:
+        callback.teardown(training.trainer, training.module, "fit")
+    training.module.teardown("fit")
+    if training.saver is not None:
+        training.saver.close(timeout_s=context.cfg.recovery.process_group_timeout_s)
+
+
+def _finish(context: RankContext, training: _Training) -> RankEnd:
+    """Leave the results. Not after an exception.
+
+    A save in flight needs all ranks then, and waiting for them would hold up the report of what
+    went wrong.
+    """
+    trainer, checkpointing = training.trainer, training.checkpointing
+    if training.saver is not None:
+        training.saver.close(timeout_s=context.cfg.recovery.process_group_timeout_s)
         clear_node_directory(context, checkpointing.stored_step == trainer.global_step)
     if checkpointing.was_preempted:
         return RankEnd.PREEMPTED
-    digest = weights_digest(module)
+    digest = weights_digest(training.module)
     if context.rank == 0:
         result = {"step": trainer.global_step, "weights_digest": digest}
         write_json_atomically(context.run_dir.attempt_path(context.attempt) / "result.json", result)
@@ -164,45 +230,3 @@ def _recorders(
             ),
         )
     ]
-
-
-def _build_trainer(
-    context: RankContext, strategy: HeteroFSDPStrategy, callbacks: list[Callback]
-) -> pl.Trainer:
-    cfg = context.cfg.trainer
-    trainer = pl.Trainer(
-        accelerator="cpu" if context.device.type == "cpu" else "cuda",
-        strategy=strategy,
-        devices=1,
-        max_steps=cfg.max_steps,
-        max_epochs=-1,
-        callbacks=callbacks,
-        logger=build_loggers(context.cfg, context.rank) or False,
-        gradient_clip_val=cfg.gradient_clip_val,
-        val_check_interval=cfg.val_interval_steps,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        log_every_n_steps=context.cfg.monitor.line_interval_steps,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
-    # Lightning raises in the middle of the loop on SIGTERM, on the rank that got it alone; ranks
-    # here agree on a stop at a step boundary (github.com/Lightning-AI/pytorch-lightning #20806).
-    trainer._signal_connector.register_signal_handlers = _leave_signals  # type: ignore[method-assign]
-    return trainer
-
-
-def _leave_signals() -> None:
-    """Stands in for Lightning's registration of signal handlers."""
-
-
-def _set_step(trainer: pl.Trainer, step: int) -> None:
-    """Let Lightning count on from `step`; its own restore would want its own checkpoint."""
-    loop = trainer.fit_loop.epoch_loop
-    loop.automatic_optimization.optim_progress.optimizer.step.total.ready = step
-    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(loop.batch_progress.total, name, step)
-    loop._batches_that_stepped = step

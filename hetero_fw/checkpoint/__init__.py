@@ -26,7 +26,8 @@ from hetero_fw.checkpoint.fencing import (
     dead_directory,
     fenced_by,
 )
-from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.filling import Filled
+from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
     ChunkEntry,
@@ -36,6 +37,7 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.newest import find_candidates, load_newest
 from hetero_fw.checkpoint.node_copies import (
     NodeCopies,
     NodeFindings,
@@ -56,8 +58,8 @@ from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
-from hetero_fw.checkpoint.search import TierRoot, find_newest
-from hetero_fw.checkpoint.sources import PATIENCE_S, Rejection
+from hetero_fw.checkpoint.search import TierRoot
+from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError, Rejection
 from hetero_fw.checkpoint.storage import (
     StorageError,
     StoragePath,
@@ -71,7 +73,7 @@ from hetero_fw.checkpoint.training_state import (
     canonical_fqn,
     flatten_training_state,
     optimized_names,
-    restore_held_state,
+    restore_found_state,
     restore_training_state,
 )
 from hetero_fw.checkpoint.weights_file import (
@@ -87,9 +89,11 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointSaver",
     "ChunkEntry",
+    "DamagedCheckpointError",
     "DirectoryPlace",
     "FileEntry",
-    "HeldCheckpoint",
+    "Filled",
+    "FoundCheckpoint",
     "Incident",
     "Likeness",
     "Manifest",
@@ -128,7 +132,7 @@ __all__ = [
     "export_weights",
     "fenced_by",
     "fill_from",
-    "find_newest",
+    "find_candidates",
     "find_node_copies",
     "find_restorable",
     "flatten_training_state",
@@ -136,6 +140,7 @@ __all__ = [
     "is_object_store",
     "list_checkpoints",
     "load_checkpoint",
+    "load_newest",
     "load_weights",
     "num_attempts",
     "open_root",
@@ -146,7 +151,7 @@ __all__ = [
     "read_manifest",
     "read_quarantine",
     "record_incident",
-    "restore_held_state",
+    "restore_found_state",
     "restore_training_state",
     "scheme_of",
     "step_of",

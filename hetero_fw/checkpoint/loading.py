@@ -1,10 +1,10 @@
-"""Read a checkpoint into tensors of any layout, all of it verified before a byte reaches one."""
+"""Read a checkpoint into tensors of any layout; no byte reaches one before it was verified."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from hetero_fw.checkpoint.delivery import Delivery, Want
-from hetero_fw.checkpoint.held import HeldCheckpoint
-from hetero_fw.checkpoint.holding import hold_checkpoint
+from hetero_fw.checkpoint.delivery import ChunkBox, Delivery, Want
+from hetero_fw.checkpoint.filling import Filled, Filling
+from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
 from hetero_fw.checkpoint.ranks import Ranks
-from hetero_fw.checkpoint.sources import PATIENCE_S, Source, patiently, rejected
+from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError, Source, patiently
 from hetero_fw.checkpoint.storage import StoragePath
+from hetero_fw.checkpoint.whereabouts import Whereabouts
 from hetero_fw.errors import CheckpointError
 
 
@@ -43,7 +44,8 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: names are missing, sizes differ or bytes are not those that were written.
-            No tensor was changed.
+            Where names are missing or sizes differ, no tensor was changed; where bytes are damaged
+            (DamagedCheckpointError), tensors may be filled in part.
     """
     ranks = Ranks(process_group)
     manifest = read_manifest_together(path, ranks)
@@ -73,80 +75,100 @@ def load_from(
     path: StoragePath, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
 ) -> None:
     """As `load_checkpoint`, where the manifest has been read before."""
-
-    def wanted() -> list[str]:
-        asked = _nonempty(tensors)
-        _check_fit(str(path), manifest, asked)
-        return list(asked)
-
-    names = set().union(*ranks.gather_results(wanted))
-    fill_from(hold_directory(path, manifest, names, ranks), tensors)
-
-
-def hold_directory(
-    path: StoragePath, manifest: Manifest, names: Collection[str], ranks: Ranks
-) -> HeldCheckpoint:
-    """Read and verify the tensors `names` of the checkpoint at `path`, which all ranks see.
-
-    Raises:
-        CheckpointError: bytes are not those that were written.
-    """
     source = Source(
         tier="storage", directory=path, node=None, distance=(0, 0), patience_s=PATIENCE_S
     )
-    held, problems = hold_checkpoint(ranks, manifest, {0: source}, sorted(names))
-    if held is None:
-        raise rejected(problems)
-    return held
+    wants, boxes = _agree(str(path), manifest, tensors, ranks)
+    where = Whereabouts(ranks, manifest, {0: source}, _names_in(boxes))
+    _fill(where, wants, boxes, on_rejected=lambda rejection: None)
 
 
-def fill_from(held: HeldCheckpoint, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill `tensors` with what the ranks hold, and give its memory back. All ranks call it, once.
+def fill_from(found: FoundCheckpoint, tensors: Mapping[str, torch.Tensor]) -> Filled:
+    """Fill `tensors` from a checkpoint that was found. All its ranks call this.
+
+    Each byte is read by one rank; what one place does not hold as it was written is read from
+    another. Tensors of the checkpoint that no rank asks for are not read.
 
     Raises:
-        CheckpointError: as `load_checkpoint`, on all ranks; no tensor was changed, unless copying
-            into one failed.
+        CheckpointError: as `load_checkpoint`, on all ranks; also when a storage that all ranks see
+            does not say whether it has what is missing. Names the storage.
+        DamagedCheckpointError: bytes are nowhere as they were written. The tensors may be filled
+            in part; an older checkpoint may serve.
     """
-    wanted = _nonempty(tensors)
-    delivery = Delivery(held)
-    needs = held.ranks.gather_results(lambda: delivery.prepare(_plan(held, wanted)))
-    delivery.run(needs)
+    wants, boxes = _agree(found.path, found.manifest, tensors, found.ranks)
+    return _fill(found.whereabouts, wants, boxes, on_rejected=found.on_rejected)
 
 
 def fill_tensors(
     path: StoragePath, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """As `load_checkpoint`, on one rank, with the bytes of one tensor at a time beside the tensors.
+    """As `load_checkpoint`, on one rank, where the manifest has been read before."""
+    load_from(path, manifest, tensors, Ranks(None))
 
-    For tensors that nothing depends on yet: those before a damaged one are filled.
-    """
-    for fqn, tensor in tensors.items():
-        load_from(path, manifest, {fqn: tensor}, Ranks(None))
+
+def _agree(
+    path: str, manifest: Manifest, tensors: Mapping[str, torch.Tensor], ranks: Ranks
+) -> tuple[list[Want], list[list[ChunkBox]]]:
+    """What this rank wants of the checkpoint, and what each of them does."""
+    wants: list[Want] = []
+
+    def boxes() -> list[ChunkBox]:
+        wants.extend(_plan(path, manifest, _nonempty(tensors)))
+        return [want.box for want in wants]
+
+    gathered = ranks.gather_results(boxes)
+    return wants, gathered
+
+
+def _names_in(boxes: Sequence[Sequence[ChunkBox]]) -> list[str]:
+    """Names of the tensors of which some rank wants something."""
+    return sorted({box.key[0] for theirs in boxes for box in theirs})
+
+
+def _fill(
+    where: Whereabouts,
+    wants: Sequence[Want],
+    boxes: Sequence[Sequence[ChunkBox]],
+    *,
+    on_rejected: OnRejected,
+) -> Filled:
+    delivery = Delivery(where.ranks, where.manifest, wants, boxes)
+    filling = Filling(where, _names_in(boxes), delivery)
+    filling.run()
+    filled = filling.result()
+    if where.is_hopeless:
+        where.raise_silence()
+    rejections = where.take_rejections()
+    for rejection in rejections:
+        on_rejected(rejection)
+    if where.is_hopeless:
+        raise DamagedCheckpointError(rejections, bytes_read=filled.bytes_read, read_s=filled.read_s)
+    return filled
 
 
 def _nonempty(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {fqn: tensor for fqn, tensor in tensors.items() if tensor.numel() > 0}
 
 
-def _plan(held: HeldCheckpoint, wanted: Mapping[str, torch.Tensor]) -> list[Want]:
+def _plan(path: str, manifest: Manifest, wanted: Mapping[str, torch.Tensor]) -> list[Want]:
     """Which parts of which chunks this rank wants, and where they go."""
-    _check_fit(held.path, held.manifest, wanted)
+    _check_fit(path, manifest, wanted)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(wanted), dcp_metadata(held.manifest, wanted))
+    planner.set_up_planner(dict(wanted), dcp_metadata(manifest, wanted))
     items = planner.finish_plan(planner.create_local_plan()).items
-    _check_coverage(held.path, items, wanted)
+    _check_coverage(path, items, wanted)
     return [_want(planner, item) for item in items]
 
 
 def _want(planner: DefaultLoadPlanner, item: ReadItem) -> Want:
     index = item.storage_index.index
     assert index is not None
-    return Want(
+    box = ChunkBox(
         key=(item.storage_index.fqn, index),
         offsets=tuple(item.storage_offsets),
         lengths=tuple(item.lengths),
-        target=lambda: planner.resolve_tensor(item).detach(),
     )
+    return Want(box=box, target=lambda: planner.resolve_tensor(item).detach())
 
 
 def dcp_metadata(manifest: Manifest, names: Mapping[str, object]) -> Metadata:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 from upath import UPath
 
+from hetero_fw.checkpoint.buffer import Buffer
 from hetero_fw.checkpoint.sources import may_be_intact, patiently, unreadable
 from hetero_fw.checkpoint.spans import Span
 from hetero_fw.checkpoint.storage import (
@@ -42,12 +43,16 @@ class ReadRequest:
 
     Attributes:
         patience_s: how long to try again what the storage does not answer properly.
+        memory: where the bytes go; None if they are needed for `on_read` only.
+        on_read: called with the verified bytes, in the thread that has read them; must not raise.
     """
 
     number: int
     span: Span
     directory: StoragePath
     patience_s: float
+    memory: torch.Tensor | None
+    on_read: Callable[[Span, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,27 +60,64 @@ class ReadResult:
     """What became of a request.
 
     Attributes:
-        content: the verified bytes; None if that failed.
-        problem: why it failed, naming the file.
+        problem: why it failed, naming the file; "" if it did not.
         is_damaged: the bytes were there and wrong; else they could not be read.
         is_silent: the storage did not answer properly, which says nothing of the bytes.
     """
 
     number: int
-    content: torch.Tensor | None
     problem: str = ""
     is_damaged: bool = False
     is_silent: bool = False
 
 
-def read_spans(requests: Sequence[ReadRequest]) -> list[ReadResult]:
-    """Read all of them, whatever fails."""
-    num_threads = min(len(requests), *map(_num_threads, requests)) if requests else 0
-    reader = _Reader(num_ranges=NUM_PIECES_AHEAD // max(1, num_threads))
-    if num_threads <= 1:
-        return [reader.read(request) for request in requests]
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
-        return list(pool.map(reader.read, requests))
+class SpanReader:
+    """Reads spans in several threads, none any more from a storage that has fallen silent."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, str] = {}
+        self._scratch = _Scratch()
+
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult]:
+        """Read all of them, whatever fails."""
+        num_threads = min(len(requests), *map(_num_threads, requests)) if requests else 0
+        read = functools.partial(self._read, num_ranges=NUM_PIECES_AHEAD // max(1, num_threads))
+        if num_threads <= 1:
+            return [read(request) for request in requests]
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-reader") as pool:
+            return list(pool.map(read, requests))
+
+    def _read(self, request: ReadRequest, *, num_ranges: int) -> ReadResult:
+        number, place = request.number, str(request.directory)
+        path = request.directory / request.span.file
+        try:
+            if place in self._silent:  # its patience was spent once
+                problem = self._silent[place]
+                return ReadResult(number=number, problem=problem, is_silent=True)
+            memory = request.memory
+            if memory is None:
+                memory = self._scratch.take(request.span.size)
+            _read_span(request, memory, num_ranges)
+        except DamagedBytesError as error:
+            return ReadResult(number=number, problem=str(error), is_damaged=True)
+        except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
+            problem = unreadable(path, error)
+            is_silent = may_be_intact(path, error)
+            if is_silent:
+                self._silent[place] = problem
+            return ReadResult(number=number, problem=problem, is_silent=is_silent)
+        request.on_read(request.span, memory)
+        return ReadResult(number=number)
+
+
+class _Scratch(threading.local):
+    """A buffer for each thread, used again, so that it is touched once and stays in the cache."""
+
+    def __init__(self) -> None:
+        self._buffer = Buffer()
+
+    def take(self, size: int) -> torch.Tensor:
+        return self._buffer.take(size)
 
 
 def _num_threads(request: ReadRequest) -> int:
@@ -86,36 +128,12 @@ def _num_threads(request: ReadRequest) -> int:
     return NUM_REMOTE_THREADS if request.directory.fs.async_impl else 1
 
 
-class _Reader:
-    """Reads spans in several threads, none any more from a storage that has fallen silent."""
-
-    def __init__(self, *, num_ranges: int) -> None:
-        self._num_ranges = num_ranges
-        self._silent: dict[str, str] = {}
-
-    def read(self, request: ReadRequest) -> ReadResult:
-        number, place = request.number, str(request.directory)
-        path = request.directory / request.span.file
-        try:
-            if place in self._silent:  # its patience was spent once
-                problem = self._silent[place]
-                return ReadResult(number=number, content=None, problem=problem, is_silent=True)
-            content = read_span(request, self._num_ranges)
-        except DamagedBytesError as error:
-            return ReadResult(number=number, content=None, problem=str(error), is_damaged=True)
-        except Exception as error:  # noqa: BLE001  # a thread's end; stores raise what they like
-            problem = unreadable(path, error)
-            is_silent = may_be_intact(path, error)
-            if is_silent:
-                self._silent[place] = problem
-            return ReadResult(number=number, content=None, problem=problem, is_silent=is_silent)
-        return ReadResult(number=number, content=content)
-
-
-def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
-    """The bytes of a span, after every chunk in it was compared with its hash.
+def _read_span(request: ReadRequest, memory: torch.Tensor, num_ranges: int) -> None:
+    """Read a span and compare every chunk in it with its hash.
 
     Args:
+        request: what to read.
+        memory: where the bytes go; as many as the span has.
         num_ranges: how many pieces to have a remote storage send at once.
 
     Raises:
@@ -124,9 +142,7 @@ def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
         OSError: a local one refuses; StorageError: a remote one.
     """
     path, span = request.directory / request.span.file, request.span
-    # numpy asks for huge pages, which cost a fraction of the page faults; torch does not.
-    memory = np.empty(span.size, dtype=np.uint8)
-    window = memory.data
+    window = memory.numpy().data
     if is_object_store(path):
         _fill(path, span, window, _received(path, span, window, request.patience_s, num_ranges))
     else:
@@ -136,7 +152,6 @@ def read_span(request: ReadRequest, num_ranges: int = 1) -> torch.Tensor:
             lambda: _fill(local, span, window, _read_into(local, span, window)),
             request.patience_s,
         )
-    return torch.from_numpy(memory)
 
 
 class _ChunkCheck:

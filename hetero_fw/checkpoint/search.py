@@ -1,8 +1,8 @@
-"""Find the newest checkpoint that is whole across tiers and replicas, and read it."""
+"""Look for checkpoints that are whole across tiers and replicas, by manifests and file sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,10 @@ import xxhash
 
 from hetero_fw.checkpoint.catalog import published_paths
 from hetero_fw.checkpoint.directories import step_of
-from hetero_fw.checkpoint.held import HeldCheckpoint
-from hetero_fw.checkpoint.holding import hold_checkpoint
+from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.sources import (
-    PATIENCE_S,
     Rejection,
     Source,
     may_be_intact,
@@ -23,9 +21,9 @@ from hetero_fw.checkpoint.sources import (
     unreadable,
 )
 from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_bytes
+from hetero_fw.checkpoint.whereabouts import Whereabouts
 from hetero_fw.errors import CheckpointError
 
-OnRejected = Callable[[Rejection], None]
 # Why a checkpoint must not be used although its bytes are sound; None if it may be.
 Refuse = Callable[[Manifest], str | None]
 
@@ -43,45 +41,6 @@ class TierRoot:
     tier: str
     path: StoragePath
     node: str | None = None
-
-
-def find_newest(
-    ranks: Ranks,
-    roots: Sequence[TierRoot],
-    prefix: str,
-    *,
-    refuse: Refuse,
-    on_rejected: OnRejected,
-    patience_s: float = PATIENCE_S,
-) -> HeldCheckpoint | None:
-    """Read the newest checkpoint of which every byte is somewhere as it was written.
-
-    All ranks call this. A later attempt's checkpoint of a step goes before an earlier one's, and
-    so does the later of several versions that a remote storage has of a step.
-
-    Args:
-        roots: of this rank, nearest first. Those that all ranks see come last, on every rank in
-            the same order.
-        prefix: first part of the names of checkpoints.
-        refuse: asked on rank 0; must not raise.
-        on_rejected: called on all ranks for every directory that did not serve, also where
-            another one took its place.
-        patience_s: how long to try again what a storage that all ranks see does not answer
-            properly.
-
-    Returns:
-        None if there is no such checkpoint.
-
-    Raises:
-        CheckpointError: a storage that all ranks see does not say what it holds, or does not give
-            it. Nothing older is taken for that. Names the storage.
-    """
-    search = _Search(ranks, roots, prefix, refuse, on_rejected, patience_s)
-    for step in search.steps():
-        held = search.hold_step(step)
-        if held is not None:
-            return held
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +76,15 @@ class _Copy:
         return -self.attempt, self.distance, self.order, self.rank
 
 
-class _Search:
+class Search:
+    """One search by all ranks. The arguments are those of `find_candidates`."""
+
     def __init__(
         self,
         ranks: Ranks,
         roots: Sequence[TierRoot],
         prefix: str,
+        *,
         refuse: Refuse,
         on_rejected: OnRejected,
         patience_s: float,
@@ -138,7 +100,12 @@ class _Search:
         self._names: dict[int, dict[int, list[str]]] = {}
         self._texts: dict[tuple[int, str], str] = {}
 
-    def steps(self) -> list[int]:
+    def candidates(self) -> Iterator[FoundCheckpoint]:
+        """Every checkpoint that may serve, best first; the next is looked for when it is wanted."""
+        for step in self._steps():
+            yield from self._of_step(step)
+
+    def _steps(self) -> list[int]:
         """Every step that any rank sees, newest first."""
         found = self._ranks.gather_results(self._own_steps)
         return sorted(set().union(*found), reverse=True)
@@ -182,8 +149,8 @@ class _Search:
             if root.node is not None or self._ranks.rank == 0
         }
 
-    def hold_step(self, step: int) -> HeldCheckpoint | None:
-        """The checkpoint of `step` by the latest attempt that left one to be read."""
+    def _of_step(self, step: int) -> Iterator[FoundCheckpoint]:
+        """Those of `step`; that of the latest attempt comes first."""
         self._texts = {}
         gathered = self._ranks.gather_results(lambda: self._own_copies(step))
         copies = [copy for theirs in gathered for copy in theirs]
@@ -194,16 +161,19 @@ class _Search:
         ]
         sound = [copy for copy in copies if not copy.problem]
         sound.sort(key=lambda copy: copy.preference)
-        held = None
         for candidate in dict.fromkeys(copy.candidate for copy in sound):
             chosen = next(copy for copy in sound if copy.candidate == candidate)
-            held, more = self._hold(step, chosen, copies)
+            found, more = self._examine(step, chosen, copies)
             problems += more
-            if held is not None:
-                break
+            if found is not None:
+                self._tell(problems)
+                problems = []
+                yield found
+        self._tell(problems)
+
+    def _tell(self, problems: Sequence[Rejection]) -> None:
         for rejection in _by_directory(problems):
             self._on_rejected(rejection)
-        return held
 
     def _own_copies(self, step: int) -> list[_Copy]:
         found = []
@@ -249,16 +219,20 @@ class _Search:
     def _distance(self, number: int) -> tuple[int, int]:
         return (int(self._roots[number].node is None), -number)
 
-    def _hold(
+    def _examine(
         self, step: int, chosen: _Copy, copies: Sequence[_Copy]
-    ) -> tuple[HeldCheckpoint | None, list[Rejection]]:
+    ) -> tuple[FoundCheckpoint | None, list[Rejection]]:
+        """The checkpoint if it may serve, and what is amiss in whichever directory."""
         text = self._ranks.broadcast(self._texts.get(chosen.place), source=chosen.rank)
         manifest = Manifest.from_json(text)
         refusal = self._ranks.broadcast(self._refusal(chosen, manifest), source=0)
         if refusal is not None:
             return None, [Rejection(step=step, path=chosen.directory, reason=refusal)]
         sources = self._sources(_usable(chosen, copies))
-        return hold_checkpoint(self._ranks, manifest, sources, sorted(manifest.tensors))
+        where = Whereabouts(self._ranks, manifest, sources, manifest.tensors)
+        where.raise_silence()
+        found = FoundCheckpoint(whereabouts=where, on_rejected=self._on_rejected)
+        return (None if where.is_hopeless else found), where.take_rejections()
 
     def _sources(self, copies: Sequence[_Copy]) -> dict[int, Source]:
         """Those of this rank, by numbers that mean the same on all ranks."""

@@ -57,6 +57,23 @@ class Rejection:
     reason: str
 
 
+class DamagedCheckpointError(CheckpointError):
+    """Bytes of a checkpoint are nowhere as they were written. Tensors may be filled in part.
+
+    Args:
+        rejections: the directories that did not serve.
+        bytes_read: bytes that all ranks together read in vain.
+        read_s: time that it took.
+    """
+
+    def __init__(
+        self, rejections: Sequence[Rejection], *, bytes_read: int = 0, read_s: float = 0.0
+    ) -> None:
+        super().__init__("; ".join(dict.fromkeys(item.reason for item in rejections)))
+        self.bytes_read = bytes_read
+        self.read_s = read_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """One rank's source, as the other ranks need to know it.
@@ -167,8 +184,3 @@ def unreadable(path: StoragePath, error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) else None
     text = reason or str(error) or repr(error)
     return text if str(path) in text else f"{path}: cannot be read ({text})"
-
-
-def rejected(rejections: Sequence[Rejection]) -> CheckpointError:
-    """The error of a checkpoint that nothing else can stand in for."""
-    return CheckpointError("; ".join(dict.fromkeys(item.reason for item in rejections)))

@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.optim import Optimizer
 
-from hetero_fw.checkpoint.held import HeldCheckpoint
+from hetero_fw.checkpoint.filling import Filled
+from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
 from hetero_fw.checkpoint.ranks import Ranks
@@ -104,21 +105,30 @@ def restore_training_state(
     )
 
 
-def restore_held_state(
-    module: nn.Module, optimizer: Optimizer | None, held: HeldCheckpoint
-) -> dict[str, Any]:
-    """As `restore_training_state`, from what the ranks have read and verified before.
+def restore_found_state(
+    module: nn.Module, optimizer: Optimizer | None, found: FoundCheckpoint
+) -> tuple[dict[str, Any], Filled]:
+    """As `restore_training_state`, from a checkpoint that all ranks have found together.
 
-    All ranks that hold a part call this.
+    All of them call this.
+
+    Returns:
+        Its `state`, and what it took.
+
+    Raises:
+        CheckpointError: as `fill_from`. After a DamagedCheckpointError the module is filled in
+            part: build another.
     """
-    return _restore(
+    filled: list[Filled] = []
+    state = _restore(
         module,
         optimizer,
-        held.manifest,
-        held.ranks,
-        path=held.path,
-        fill=lambda tensors: fill_from(held, tensors),
+        found.manifest,
+        found.ranks,
+        path=found.path,
+        fill=lambda tensors: filled.append(fill_from(found, tensors)),
     )
+    return state, filled[0]
 
 
 def _restore(
@@ -143,7 +153,7 @@ def _restore(
 def _create_state(
     module: nn.Module, optimizer: Optimizer | None, manifest: Manifest, path: str
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Zeroed optimizer state to load into; checks everything that can be checked before."""
+    """Optimizer state to load into; checks everything that can be checked before."""
     _model_tensors(module)
     if optimizer is None or OPTIMIZER_STATE not in manifest.state:
         return {}
@@ -230,7 +240,10 @@ def _restore_setting(group: dict[str, Any], key: str, value: Any) -> None:
 def _create_optimizer_state(
     module: nn.Module, optimizer: Optimizer, manifest: Manifest
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Zero tensors for everything the manifest holds about the optimizer's parameters."""
+    """Tensors for everything the manifest holds about the optimizer's parameters.
+
+    Loading covers every element; to set them before would touch all the memory once more.
+    """
     on_device = {
         parameter: bool(group.get("capturable") or group.get("fused"))
         for group in optimizer.param_groups
@@ -239,7 +252,7 @@ def _create_optimizer_state(
     saved = _saved_keys(manifest)
     return {
         fqn: {
-            key: _zeros(entry, parameter, key=key, on_device=on_device[parameter])
+            key: _unfilled(entry, parameter, key=key, on_device=on_device[parameter])
             for key, entry in saved.get(fqn, {}).items()
         }
         for fqn, parameter in _optimized(module, optimizer)
@@ -255,12 +268,12 @@ def _saved_keys(manifest: Manifest) -> Mapping[str, Mapping[str, TensorEntry]]:
     return saved
 
 
-def _zeros(
+def _unfilled(
     entry: TensorEntry, parameter: nn.Parameter, *, key: str, on_device: bool
 ) -> torch.Tensor:
     # A step count has the shape of a scalar parameter but is not laid out like one.
     if key != "step" and entry.size == tuple(parameter.shape):
-        return torch.zeros_like(parameter, dtype=entry.torch_dtype, requires_grad=False)
+        return torch.empty_like(parameter, dtype=entry.torch_dtype, requires_grad=False)
     # Optimizers keep counters on the host unless their kernels read them on the device.
     device = parameter.device if on_device else torch.device("cpu")
-    return torch.zeros(entry.size, dtype=entry.torch_dtype, device=device)
+    return torch.empty(entry.size, dtype=entry.torch_dtype, device=device)

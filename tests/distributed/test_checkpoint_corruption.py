@@ -18,14 +18,17 @@ import torch.distributed as dist
 import xxhash
 
 from hetero_fw.checkpoint import (
+    Filled,
+    FoundCheckpoint,
     Ranks,
     Rejection,
     TierRoot,
     checkpoint_path,
     fill_from,
-    find_newest,
+    find_candidates,
     find_restorable,
     load_checkpoint,
+    load_newest,
 )
 from hetero_fw.errors import CheckpointError
 from tests.distributed.ranks import run_ranks
@@ -173,19 +176,24 @@ def restorable(root: Path) -> tuple[int | None, list[str]]:
 def resumed(root: Path) -> tuple[int, list[Rejection]]:
     """The step that a run resumes from, with exactly its values, and what it had to reject."""
     rejected: list[Rejection] = []
-    held = find_newest(
+    candidates = find_candidates(
         Ranks(None),
         [TierRoot(tier="storage", path=root)],
         PREFIX,
         refuse=lambda manifest: None,
         on_rejected=rejected.append,
     )
-    assert held is not None
-    expected = tensors_of(held.step)
-    tensors = {fqn: torch.zeros_like(tensor) for fqn, tensor in expected.items()}
-    fill_from(held, tensors)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def fill(found: FoundCheckpoint) -> Filled:
+        tensors.update({f: torch.zeros_like(t) for f, t in tensors_of(found.step).items()})
+        return fill_from(found, tensors)
+
+    loaded = load_newest(candidates, fill)
+    assert loaded is not None
+    expected = tensors_of(loaded[0].step)
     assert all(torch.equal(tensors[fqn], expected[fqn]) for fqn in expected)
-    return held.step, rejected
+    return loaded[0].step, rejected
 
 
 def loads_silently(path: Path) -> bool:

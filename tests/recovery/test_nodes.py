@@ -68,6 +68,12 @@ def test_a_node_that_is_lost_with_its_disk_is_replaced_by_its_copies(
     assert digest_of(run.run_dir) == undisturbed(start_train)
 
 
+def damage(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    shard.write_bytes(content)
+
+
 def test_of_two_copies_the_good_one_is_used(
     start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
 ) -> None:
@@ -77,9 +83,7 @@ def test_of_two_copies_the_good_one_is_used(
     kill_node(run, (0, 1, 2, 3))
     newest = max((tmp_path / "nodes/run/a100-0").glob("hetero_ckpt-step-*"))
     shard = newest / "shard-00001.bin"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 3] ^= 0x10
-    shard.write_bytes(content)
+    damage(shard)
     os.kill(run.process.pid, signal.SIGCONT)
     run.wait()
     assert run.returncode == 0, run.output
@@ -89,6 +93,31 @@ def test_of_two_copies_the_good_one_is_used(
     (rejected,) = run.events("checkpoint_rejected")
     assert rejected["path"] == str(newest)
     assert str(shard) in rejected["reason"]
+    assert digest_of(run.run_dir) == undisturbed(start_train)
+
+
+def test_where_all_copies_are_damaged_the_attempt_goes_on_from_the_older_ones(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    run = start_on_nodes(start_train, tmp_path)
+    os.kill(run.process.pid, signal.SIGSTOP)
+    kill_node(run, (0, 1, 2, 3))
+    copies = list((tmp_path / "nodes/run").glob("*/hetero_ckpt-step-*"))
+    newest = max(path.name for path in copies)
+    damaged = [path for path in copies if path.name == newest]
+    for path in damaged:
+        damage(path / "shard-00001.bin")
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert restored["step"] == max(int(p.name[-8:]) for p in copies if p.name != newest)
+    rejected = {event["path"] for event in run.events("checkpoint_rejected")}
+    assert rejected == {str(path) for path in damaged}
+    assert {event["attempt"] for event in run.events("attempt_start")} == {0, 1}
+    # What was built for the second try saves to the nodes and to the storage.
+    assert max(committed(run, "local")) > int(newest[-8:])
+    assert committed(run, "storage") == [24]
     assert digest_of(run.run_dir) == undisturbed(start_train)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, column, digest_of, undisturbed
-from tests.recovery.test_kill import rank_pid, steps_done
+from tests.recovery.test_kill import rank_pid, steps_done, writers
 
 Start = Callable[..., TrainRun]
 
@@ -57,25 +58,83 @@ def test_schedule_with_milestones_continues(start_train: Start, run_dir: Path) -
     assert rates == pytest.approx([1e-3] * 10 + [1e-4] * 4 + [1e-5] * 10)
 
 
-def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: Path) -> None:
-    first = start_train(*PAIR)
-    first.wait_until(lambda: len(first.events("checkpoint_committed")) >= 2)
-    first.kill()
-    newest = max((first.run_dir / "checkpoints").glob("hetero_ckpt-step-*"))
-    shard = max(newest.iterdir(), key=lambda path: path.stat().st_size * (path.suffix != ".json"))
+def interrupted(start_train: Start, num_checkpoints: int) -> TrainRun:
+    """A run that was killed after so many checkpoints."""
+    run = start_train(*PAIR)
+    run.wait_until(lambda: len(run.events("checkpoint_committed")) >= num_checkpoints)
+    run.kill()
+    return run
+
+
+def damage_shard_of(checkpoint: Path) -> Path:
+    """Flip a bit in the largest file of a checkpoint."""
+    shard = max(checkpoint.glob("*.bin"), key=lambda path: path.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
+    return shard
 
-    second = start_train(*PAIR).wait()
+
+def checkpoints_of(run: TrainRun) -> list[Path]:
+    return sorted((run.run_dir / "checkpoints").glob("hetero_ckpt-step-*"))
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def test_corrupt_checkpoint_is_rejected_by_name(start_train: Start, plain_run: Path) -> None:
+    older, newest = checkpoints_of(interrupted(start_train, 2))[-2:]
+    shard = damage_shard_of(newest)
+
+    second = start_train(*PAIR)
+    second.wait_until(lambda: second.events("restored"))
+    assert len(writers(second)) <= 2  # those of the first try have ended
+    second.wait()
     assert second.returncode == 0, second.output
     (rejected,) = second.events("checkpoint_rejected")
     assert rejected["path"] == str(newest)
     assert shard.name in rejected["reason"]
-    step = int(newest.name.rpartition("-")[2])
-    assert rejected["step"] == step
-    assert second.events("restored")[0]["step"] == step - 6
+    assert rejected["step"] == step_of(newest)
+    (restored,) = second.events("restored")
+    assert restored["step"] == step_of(older)
+    assert restored["bytes_read"] > restored["size_bytes"]
+    assert attempts_of(second) == [0, 0, 1, 1]
     assert digest_of(second.run_dir) == digest_of(plain_run)
+    column(second.run_dir, "loss")  # every step counts once
+
+
+def attempts_of(run: TrainRun) -> list[int]:
+    """Which attempt each start of a rank belonged to."""
+    return sorted(event["attempt"] for event in run.events("attempt_start"))
+
+
+def test_a_corrupt_only_checkpoint_means_a_fresh_start(start_train: Start, plain_run: Path) -> None:
+    *older, newest = checkpoints_of(interrupted(start_train, 1))
+    for path in older:
+        shutil.rmtree(path)
+    shard = damage_shard_of(newest)
+
+    second = start_train(*PAIR).wait()
+    assert second.returncode == 0, second.output
+    (rejected,) = second.events("checkpoint_rejected")
+    assert str(shard) in rejected["reason"]
+    assert not second.events("restored")
+    assert attempts_of(second) == [0, 0, 1, 1]
+    assert digest_of(second.run_dir) == digest_of(plain_run)
+    column(second.run_dir, "loss")
+
+
+def test_must_ends_where_the_only_checkpoint_is_corrupt(start_train: Start) -> None:
+    *older, newest = checkpoints_of(interrupted(start_train, 1))
+    for path in older:
+        shutil.rmtree(path)
+    damage_shard_of(newest)
+    second = start_train(*PAIR, "resume=must").wait()
+    assert second.returncode == 1
+    assert len(second.events("checkpoint_rejected")) == 1
+    assert "resume=must" in second.read_json("status.json")["reason"]
+    assert not second.events("restart")
 
 
 def test_a_checkpoint_that_makes_training_diverge_is_quarantined(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from hetero_fw.checkpoint import (
-    HeldCheckpoint,
+    Filled,
+    FoundCheckpoint,
     ObjectPlace,
     Ranks,
     Rejection,
     TierRoot,
-    find_newest,
+    fill_from,
+    find_candidates,
     load_checkpoint,
+    load_newest,
     open_root,
 )
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME
@@ -34,10 +38,26 @@ pytestmark = pytest.mark.timeout(180)
 PATIENCE_S = 6.0
 
 
-def find(
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    step: int
+    path: str
+    filled: Filled
+
+
+def load(
     root: Any, rejected: list[Rejection] | None = None, *, patience_s: float = PATIENCE_S
-) -> HeldCheckpoint | None:
-    return find_newest(
+) -> Loaded | None:
+    """The newest checkpoint that fills tensors of its own sizes."""
+
+    def fill(found: FoundCheckpoint) -> Filled:
+        entries = found.manifest.tensors.items()
+        return fill_from(
+            found,
+            {name: torch.zeros(entry.size, dtype=entry.torch_dtype) for name, entry in entries},
+        )
+
+    candidates = find_candidates(
         Ranks(None),
         [TierRoot(tier="storage", path=root)],
         PREFIX,
@@ -45,6 +65,11 @@ def find(
         on_rejected=(rejected if rejected is not None else []).append,
         patience_s=patience_s,
     )
+    loaded = load_newest(candidates, fill)
+    if loaded is None:
+        return None
+    found, filled = loaded
+    return Loaded(step=found.step, path=found.path, filled=filled)
 
 
 def begun(url: str) -> ObjectPlace:
@@ -70,9 +95,9 @@ def test_a_hiccup_is_bridged(s3: S3Server, proxy: FaultProxy, url: str, fault: F
     proxy.fault = fault
     threading.Timer(2.0, setattr, (proxy, "fault", Fault.NONE)).start()
     rejected: list[Rejection] = []
-    held = find(through(proxy, url), rejected)
-    assert held is not None
-    assert (held.step, rejected) == (20, [])
+    loaded = load(through(proxy, url), rejected)
+    assert loaded is not None
+    assert (loaded.step, rejected) == (20, [])
 
 
 def test_an_attempt_begins_in_spite_of_a_hiccup(s3: S3Server, proxy: FaultProxy, url: str) -> None:
@@ -82,9 +107,9 @@ def test_an_attempt_begins_in_spite_of_a_hiccup(s3: S3Server, proxy: FaultProxy,
     second = ObjectPlace(url=url, attempt=1, options=login(proxy.endpoint))
     second.claim()
     assert newest_attempt(ObjectStore(second.root)) == 1
-    held = find(second.root)
-    assert held is not None
-    assert held.step == 10
+    loaded = load(second.root)
+    assert loaded is not None
+    assert loaded.step == 10
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.SLOW_DOWN])
@@ -95,7 +120,7 @@ def test_a_storage_that_stays_away_is_no_fresh_start(
     proxy.fault = fault
     began_s = time.monotonic()
     with pytest.raises(CheckpointError, match="the storage does not answer properly") as caught:
-        find(through(proxy, url), patience_s=2.0)
+        load(through(proxy, url), patience_s=2.0)
     assert time.monotonic() - began_s < 30.0
     assert url in str(caught.value)
     assert SECRET not in str(caught.value)
@@ -105,7 +130,7 @@ def test_a_wrong_login_is_no_fresh_start(s3: S3Server, proxy: FaultProxy, url: s
     save_at(begun(url), 10)
     began_s = time.monotonic()
     with pytest.raises(CheckpointError, match="signature"):
-        find(through(proxy, url, secret="not-the-secret"))
+        load(through(proxy, url, secret="not-the-secret"))
     assert time.monotonic() - began_s < 3.0
 
 
@@ -152,16 +177,16 @@ def test_nothing_older_is_taken_because_the_storage_goes_away(
     rejected: list[Rejection] = []
     began_s = time.monotonic()
     with pytest.raises(CheckpointError) as caught:
-        find(root, rejected, patience_s=2.0)
+        load(root, rejected, patience_s=2.0)
     assert way.broken.is_set()
     assert time.monotonic() - began_s < 60.0
     where = url if num_calls == RECORD else f"{url}/{PREFIX}-step-00000020.0-"
     assert str(caught.value).startswith(f"the storage does not answer properly: {where}")
     assert rejected == []
     proxy.fault = Fault.NONE
-    held = find(through(proxy, url))
-    assert held is not None
-    assert held.step == 20
+    loaded = load(through(proxy, url))
+    assert loaded is not None
+    assert loaded.step == 20
 
 
 def test_bytes_that_do_not_come_end_the_wait(
@@ -181,7 +206,7 @@ def test_bytes_that_do_not_come_end_the_wait(
     rejected: list[Rejection] = []
     began_s = time.monotonic()
     with pytest.raises(CheckpointError, match="no answer in time"):
-        find(root, rejected, patience_s=2.0)
+        load(root, rejected, patience_s=2.0)
     assert time.monotonic() - began_s < 15.0
     assert rejected == []
 
@@ -202,9 +227,9 @@ def test_damaged_bytes_lead_to_the_version_before(s3: S3Server, url: str) -> Non
     content[len(content) // 2] ^= 1
     store.put(newest, bytes(content))
     rejected: list[Rejection] = []
-    held = find(place.root, rejected)
-    assert held is not None
-    assert (held.step, held.path) == (20, f"{url}/{older.partition('/')[0]}")
+    loaded = load(place.root, rejected)
+    assert loaded is not None
+    assert (loaded.step, loaded.path) == (20, f"{url}/{older.partition('/')[0]}")
     (rejection,) = rejected
     assert (rejection.step, rejection.path) == (20, f"{url}/{newest.partition('/')[0]}")
     assert f"{newest}: bytes" in rejection.reason
@@ -212,9 +237,9 @@ def test_damaged_bytes_lead_to_the_version_before(s3: S3Server, url: str) -> Non
     store.put(older, store.read(older)[:-1])
     store.delete([newest])
     rejected.clear()
-    held = find(place.root, rejected)
-    assert held is not None
-    assert held.step == 10
+    loaded = load(place.root, rejected)
+    assert loaded is not None
+    assert loaded.step == 10
     assert [rejection.step for rejection in rejected] == [20, 20]
     reasons = "; ".join(rejection.reason for rejection in rejected)
     assert f"{newest}: is missing" in reasons
@@ -228,9 +253,9 @@ def test_a_damaged_manifest_leads_to_the_step_before(s3: S3Server, url: str) -> 
     store, key = ObjectStore(place.root), key_of(place, 20, MANIFEST_NAME)
     store.put(key, store.read(key).replace(b'"step": 20', b'"step": 21'))
     rejected: list[Rejection] = []
-    held = find(place.root, rejected)
-    assert held is not None
-    assert held.step == 10
+    loaded = load(place.root, rejected)
+    assert loaded is not None
+    assert loaded.step == 10
     assert [(item.step, f"{url}/{key}" in item.reason) for item in rejected] == [(20, True)]
 
 
@@ -248,9 +273,13 @@ def test_large_tensors_come_in_ranges_side_by_side(
         return inner(paths, starts, ends, **options)
 
     root.fs.cat_ranges = cat_ranges
-    held = find(root)
-    assert held is not None
-    assert held.bytes_read == held.size_bytes == sum(t.nbytes for t in weights(10, BIG).values())
+    loaded = load(root)
+    assert loaded is not None
+    assert (
+        loaded.filled.bytes_read
+        == loaded.filled.size_bytes
+        == sum(t.nbytes for t in weights(10, BIG).values())
+    )
     assert len(most) > 2
     assert max(most) <= 32 * 2**20
     (path,) = [root / name for name in {key.partition("/")[0] for key in _checkpoint_keys(place)}]

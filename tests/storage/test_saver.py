@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from hetero_fw.checkpoint import (
     SaveOutcome,
     TierRoot,
     WriterProcess,
-    fill_from,
     is_object_store,
     list_checkpoints,
     load_checkpoint,
@@ -38,7 +37,7 @@ from hetero_fw.monitoring import EventName
 from hetero_fw.recovery import die_with_parent
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_checkpoint import shared_store
-from tests.distributed.test_restore import find, full_tensors, is_exact, laid_out
+from tests.distributed.test_restore import find, full_tensors, laid_out, load
 from tests.s3_server import Fault, FaultProxy, S3Server, find_weed, login, running_server
 from tests.storage.uploading import wait_for
 from tests.unit.checkpoint.examples import PREFIX
@@ -190,21 +189,12 @@ def save_and_restore(rank: int, group: dist.ProcessGroup, url: str, port: int) -
             assert outcome.ok, outcome.reason
         assert isinstance(outcome.path, UPath)
         rejected: list[Any] = []
-        held = find([TierRoot(tier="storage", path=root_of(own))], group, rejected)
-        assert held is not None
-        facts = {
-            "step": held.step,
-            "sources": held.sources,
-            "bytes_read": held.bytes_read,
-            "size_bytes": held.size_bytes,
-            "own_bytes": sum(content.nbytes for content in held.contents.values()),
-        }
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in full_tensors(20).items()}
-        tensors = laid_out(zeros, group, replicated=False)
-        fill_from(held, tensors)
-        assert is_exact(tensors, 20)
+        candidates = find([TierRoot(tier="storage", path=root_of(own))], group, rejected)
+        loaded = load(candidates, group, replicated=False)
+        assert loaded is not None
         assert not rejected
-        return facts
+        found, filled = loaded
+        return {"step": found.step, **asdict(filled)}
 
 
 def test_two_ranks_save_and_read_each_byte_once(s3: S3Server, url: str) -> None:
@@ -226,8 +216,9 @@ def restore_with_a_wrong_login(
         good = login(f"http://127.0.0.1:{port}")
         root = open_root(url, good if rank == 0 else {**good, "secret": "not-the-secret"})
         began_s, rejected = time.monotonic(), list[Any]()
+        candidates = find([TierRoot(tier="storage", path=root)], group, rejected)
         with pytest.raises(CheckpointError) as caught:
-            find([TierRoot(tier="storage", path=root)], group, rejected)
+            load(candidates, group, replicated=False)
         return {
             "reason": str(caught.value),
             "taken_s": time.monotonic() - began_s,

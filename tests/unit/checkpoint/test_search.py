@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hetero_fw.checkpoint import (
     CheckpointSaver,
-    HeldCheckpoint,
+    Filled,
+    FoundCheckpoint,
     Manifest,
     ObjectPlace,
     Ranks,
     Rejection,
     TierRoot,
     fill_from,
-    find_newest,
+    find_candidates,
     flatten_training_state,
     list_checkpoints,
+    load_newest,
     restore_training_state,
 )
 from hetero_fw.checkpoint.loading import fill_tensors
@@ -40,6 +44,14 @@ from tests.unit.checkpoint.examples import (
 from tests.unit.checkpoint.object_saves import OneSave, manifest_of, save_at, shard_of, value_of
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    step: int
+    path: str
+    tiers: tuple[str, ...]
+    value: int
+
+
 @pytest.fixture
 def place() -> ObjectPlace:
     own = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/mine", attempt=0)
@@ -53,13 +65,20 @@ def later(place: ObjectPlace) -> ObjectPlace:
     return own
 
 
-def find(
+def load(
     *roots: StoragePath, rejected: list[Rejection] | None = None, refused_attempt: int = -1
-) -> HeldCheckpoint | None:
+) -> Loaded | None:
+    """The newest checkpoint that fills tensors, after all of these were compared."""
+    tensors: dict[str, torch.Tensor] = {}
+
     def refuse(manifest: Manifest) -> str | None:
         return "it is refused" if manifest.attempt == refused_attempt else None
 
-    return find_newest(
+    def fill_weights(found: FoundCheckpoint) -> Filled:
+        tensors.update(weights(-1, 50))
+        return fill_from(found, tensors)
+
+    candidates = find_candidates(
         Ranks(None),
         [TierRoot(tier=f"tier{n}", path=root) for n, root in enumerate(roots)],
         PREFIX,
@@ -67,15 +86,19 @@ def find(
         on_rejected=(rejected if rejected is not None else []).append,
         patience_s=0.0,
     )
-
-
-def found_value(held: HeldCheckpoint | None) -> int:
-    assert held is not None
-    tensors = weights(-1, 50)
-    fill_from(held, tensors)
+    loaded = load_newest(candidates, fill_weights)
+    if loaded is None:
+        return None
     value = int(tensors["model.count"])
     assert all(torch.equal(tensors[name], saved) for name, saved in weights(value, 50).items())
-    return value
+    found, filled = loaded
+    return Loaded(step=found.step, path=found.path, tiers=filled.tiers, value=value)
+
+
+def value_in(*roots: StoragePath, **options: Any) -> int:
+    loaded = load(*roots, **options)
+    assert loaded is not None
+    return loaded.value
 
 
 def damage(place: ObjectPlace, save: OneSave, name: str) -> None:
@@ -87,8 +110,8 @@ def damage(place: ObjectPlace, save: OneSave, name: str) -> None:
 
 
 def test_nothing_is_there(place: ObjectPlace) -> None:
-    assert find(place.root) is None
-    assert find(ObjectPlace(url="memory://absent/mine", attempt=0).root) is None
+    assert load(place.root) is None
+    assert load(ObjectPlace(url="memory://absent/mine", attempt=0).root) is None
 
 
 def test_the_version_of_the_later_attempt_comes_first(place: ObjectPlace) -> None:
@@ -96,18 +119,18 @@ def test_the_version_of_the_later_attempt_comes_first(place: ObjectPlace) -> Non
     first = save_at(place, 20, value=21)
     second = later(place)
     newest = save_at(second, 20, value=22)
-    assert found_value(find(second.root)) == 22
+    assert value_in(second.root) == 22
     rejected: list[Rejection] = []
     damage(second, newest, "shard-00000.bin")
-    held = find(second.root, rejected=rejected)
-    assert held is not None
-    assert held.path == str(place.location(first))
-    assert found_value(held) == 21
+    loaded = load(second.root, rejected=rejected)
+    assert loaded is not None
+    assert loaded.path == str(place.location(first))
+    assert loaded.value == 21
     assert [(r.step, r.path) for r in rejected] == [(20, str(second.location(newest)))]
     damage(second, newest, MANIFEST_NAME)
-    assert found_value(find(second.root, rejected=rejected)) == 21
+    assert value_in(second.root, rejected=rejected) == 21
     damage(place, first, "shard-00000.bin")
-    assert found_value(find(second.root)) == 10
+    assert value_in(second.root) == 10
 
 
 def test_what_is_refused_leads_to_the_version_before(place: ObjectPlace) -> None:
@@ -115,7 +138,7 @@ def test_what_is_refused_leads_to_the_version_before(place: ObjectPlace) -> None
     second = later(place)
     save_at(second, 20, value=22)
     rejected: list[Rejection] = []
-    assert found_value(find(second.root, refused_attempt=1, rejected=rejected)) == 21
+    assert value_in(second.root, refused_attempt=1, rejected=rejected) == 21
     assert [r.reason.endswith("it is refused") for r in rejected] == [True]
 
 
@@ -130,7 +153,7 @@ def test_what_an_older_attempt_puts_too_late_is_not_seen(place: ObjectPlace) -> 
     store.put(f"{name}/{layout.file_name}", bytes(content))
     manifest = manifest_of(stale, 0, layout, shard).to_json()
     store.put(f"{name}/{MANIFEST_NAME}", manifest.encode())
-    assert found_value(find(second.root)) == 10
+    assert value_in(second.root) == 10
 
 
 def test_a_shard_that_is_gone_or_short_is_named(place: ObjectPlace) -> None:
@@ -141,7 +164,7 @@ def test_a_shard_that_is_gone_or_short_is_named(place: ObjectPlace) -> None:
     store.delete([missing])
     store.put(short, store.read(short)[:-1])
     rejected: list[Rejection] = []
-    assert found_value(find(place.root, rejected=rejected)) == 10
+    assert value_in(place.root, rejected=rejected) == 10
     assert [r.step for r in rejected] == [30, 20]
     assert f"{missing}: is missing" in rejected[0].reason
     assert f"{short}: has" in rejected[1].reason
@@ -152,13 +175,13 @@ def test_a_directory_and_a_remote_storage_are_searched_together(
 ) -> None:
     fill(tmp_path, [10, 20], size=50)
     save_at(place, 30)
-    held = find(tmp_path, place.root)
-    assert held is not None
-    assert (held.step, held.tiers) == (30, ("tier1",))
+    loaded = load(tmp_path, place.root)
+    assert loaded is not None
+    assert (loaded.step, loaded.tiers) == (30, ("tier1",))
     fill(tmp_path, [40], size=50)
-    held = find(tmp_path, place.root)
-    assert held is not None
-    assert (held.step, held.tiers) == (40, ("tier0",))
+    loaded = load(tmp_path, place.root)
+    assert loaded is not None
+    assert (loaded.step, loaded.tiers) == (40, ("tier0",))
 
 
 def test_versions_that_were_copied_to_a_directory_are_found(
@@ -170,7 +193,7 @@ def test_versions_that_were_copied_to_a_directory_are_found(
         copy = tmp_path / key
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(ObjectStore(place.root).read(key))
-    assert found_value(find(tmp_path)) == 20
+    assert value_in(tmp_path) == 20
 
 
 def test_a_record_that_cannot_be_read_is_no_fresh_start(place: ObjectPlace) -> None:
@@ -179,7 +202,7 @@ def test_a_record_that_cannot_be_read_is_no_fresh_start(place: ObjectPlace) -> N
     (record,) = [key for key in ObjectStore(second.root).list() if "accepts" in key]
     ObjectStore(second.root).put(record, b"{")
     with pytest.raises(CheckpointError, match="not a list of accepted checkpoints"):
-        find(second.root)
+        load(second.root)
 
 
 def test_training_is_restored_from_a_remote_path(place: ObjectPlace) -> None:

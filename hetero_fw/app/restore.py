@@ -1,0 +1,105 @@
+"""Fill a training with the checkpoint that it continues from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from hetero_fw.app.context import RankContext
+from hetero_fw.app.state import restore_state
+from hetero_fw.checkpoint import (
+    DamagedCheckpointError,
+    FoundCheckpoint,
+    canonical_fqn,
+    restore_found_state,
+)
+from hetero_fw.errors import ConfigError
+from hetero_fw.monitoring import EventName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wasted:
+    """What was read of checkpoints of this attempt that turned out damaged.
+
+    Attributes:
+        num_bytes: by all ranks.
+        read_s: time that it took.
+    """
+
+    num_bytes: int = 0
+    read_s: float = 0.0
+
+    def plus(self, damage: DamagedCheckpointError) -> Wasted:
+        return Wasted(
+            num_bytes=self.num_bytes + damage.bytes_read, read_s=self.read_s + damage.read_s
+        )
+
+
+class Restore(Callback):
+    """Fills module, optimizer and trainer from the checkpoint, once they are set up.
+
+    Attributes:
+        damage: what made that impossible, on all ranks; what was built then holds parts of the
+            checkpoint and must not be used.
+    """
+
+    def __init__(self, context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) -> None:
+        self._context = context
+        self._found = found
+        self._wasted = wasted
+        self.damage: DamagedCheckpointError | None = None
+
+    @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Not on_train_start, which does not come where the last step is complete already.
+        if self._found is None:
+            return
+        _check_same_model(pl_module, self._found)
+        began_s = time.perf_counter()
+        try:
+            state, filled = restore_found_state(pl_module, trainer.optimizers[0], self._found)
+        except DamagedCheckpointError as error:
+            self.damage = error
+            raise
+        restore_state(trainer, state)
+        if self._context.rank == 0:
+            self._context.events.write(
+                EventName.RESTORED,
+                step=self._found.step,
+                source=", ".join(filled.sources) or self._found.path,
+                tiers=list(filled.tiers),
+                bytes_read=self._wasted.num_bytes + filled.bytes_read,
+                size_bytes=filled.size_bytes,
+                read_s=self._wasted.read_s + time.perf_counter() - began_s,
+            )
+
+
+def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> None:
+    """Refuse to continue a run with another model than it was started with."""
+    saved = {
+        name.removeprefix("model."): tuple(entry.size)
+        for name, entry in found.manifest.tensors.items()
+        if name.startswith("model.")
+    }
+    here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
+    changes = [
+        f"{name} is {here.get(name, 'absent')}, was {saved.get(name, 'absent')}"
+        for name in sorted(here.keys() | (saved.keys() - _buffers(module)))
+        if here.get(name) != saved.get(name)
+    ]
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise ConfigError(
+            f"model.module is not the model that {found.path} holds: "
+            f"{'; '.join(changes[:3])}{more}. "
+            "Choose another run_name for another model."
+        )
+
+
+def _buffers(module: pl.LightningModule) -> set[str]:
+    """Names of the module's buffers, as checkpoints have them."""
+    return {canonical_fqn(name) for name, _ in module.named_buffers()}
