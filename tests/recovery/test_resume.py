@@ -142,6 +142,7 @@ def test_a_checkpoint_that_makes_training_diverge_is_quarantined(
 ) -> None:
     run = train(
         *PAIR,
+        "ckpt.async_mode=disabled",  # so that no save is postponed: the steps count here
         "model.module._target_=tests.recovery.modules.DivergingGPT",
         "+model.module.bad_step=12",
         "+model.module.interrupt_step=15",
