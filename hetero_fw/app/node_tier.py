@@ -32,13 +32,16 @@ def is_leader(context: RankContext) -> bool:
 
 
 def build_node_tier(context: RankContext, checkpoint_bytes: int) -> NodeTier | None:
-    """The tier as this rank sees it; all ranks call this, and all of them have claimed it.
+    """The tier as this rank sees it; all ranks call this.
+
+    Returns:
+        None without such a tier, also where some node could not claim its directory.
 
     Raises:
         ConfigError: there is no room for the copies.
     """
     root = node_directory(context)
-    if root is None:
+    if root is None or not _is_claimed_everywhere(context, root):
         return None
     own = context.plan.ranks[context.rank]
     replicas = _plan_replicas(context, root, checkpoint_bytes)
@@ -59,6 +62,12 @@ def build_node_tier(context: RankContext, checkpoint_bytes: int) -> NodeTier | N
             host=LOOPBACK,
         ),
     )
+
+
+def _is_claimed_everywhere(context: RankContext, root: Path) -> bool:
+    own = AttemptDirectories(root=root, attempt=context.attempt)
+    claimed = context.exchange.all_gather([float(own.staging.is_dir())])
+    return all(row[0] for row in claimed)
 
 
 def clear_node_directory(context: RankContext, is_stored: bool) -> None:

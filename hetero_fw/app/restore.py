@@ -67,6 +67,12 @@ class Restore(Callback):
             raise
         restore_state(trainer, state)
         if self._context.rank == 0:
+            if not state.get("optimizer"):
+                print(
+                    f"the checkpoint of step {self._found.step} holds weights only: the optimizer "
+                    "begins with an empty state",
+                    flush=True,
+                )
             self._context.events.write(
                 EventName.RESTORED,
                 step=self._found.step,

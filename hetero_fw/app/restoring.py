@@ -22,7 +22,7 @@ from hetero_fw.checkpoint import (
     read_quarantine,
     record_incident,
 )
-from hetero_fw.errors import ConfigError
+from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.monitoring import EventName
 from hetero_fw.parallel import StepSource
 from hetero_fw.policies import IntervalPolicy, Tier
@@ -36,6 +36,12 @@ def claim_and_search(context: RankContext) -> Iterator[FoundCheckpoint]:
     """
     ranks = Ranks(context.group)
     ranks.succeed_together(lambda: _claim(context))
+    problems = [problem for problem in ranks.gather(_claim_node(context)) if problem]
+    if problems and context.rank == 0:
+        print(
+            f"this attempt saves to no node directory: {problems[0]}; the storage gets every save",
+            flush=True,
+        )
     roots = checkpoint_roots(context)
     return find_candidates(
         ranks,
@@ -87,9 +93,18 @@ def _claim(context: RankContext) -> None:
     saves = context.cfg.ckpt.policy != IntervalPolicy.NONE
     if context.rank == 0 and (saves or _has_checkpoints(context)):
         build_place(context.cfg, context.run_dir, context.attempt).claim()
+
+
+def _claim_node(context: RankContext) -> str:
+    """The same for this node's directory; what is wrong with it, for the storage can do without."""
     local = node_directory(context)
-    if local is not None and is_leader(context) and (saves or local.is_dir()):
-        claim_attempt(local, context.attempt)
+    saves = context.cfg.ckpt.policy != IntervalPolicy.NONE
+    try:
+        if local is not None and is_leader(context) and (saves or local.is_dir()):
+            claim_attempt(local, context.attempt)
+    except (OSError, CheckpointError) as error:
+        return str(error)
+    return ""
 
 
 def _has_checkpoints(context: RankContext) -> bool:

@@ -174,6 +174,9 @@ def _storage(values: Values) -> Iterator[Problem]:
     elif "::" in storage:
         rule = "is a chain of storages; checkpoints go to one directly, without a cache between."
         yield Problem("ckpt.storage", rule, given=storage)
+    elif scheme in ("http", "https"):
+        rule = "can be read but not written to. Give a path, or a URL such as s3://bucket/folder."
+        yield Problem("ckpt.storage", rule, given=storage)
     elif separator and scheme not in known_implementations:
         rule = (
             f"{scheme}:// is no storage that fsspec knows."

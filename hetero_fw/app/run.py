@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
+from hetero_fw.app.kept import tell_what_is_kept
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
@@ -381,4 +382,7 @@ def _finish(
         write_report(run_dir)
     write_status(run_dir.status_path, outcome.status, outcome.step, outcome.attempt, outcome.reason)
     print(f"{outcome.status.value} after step {outcome.step}. {outcome.reason}".rstrip())
+    told = tell_what_is_kept(cfg, run_dir, outcome)
+    if told:
+        print(told)
     print(f"summary {run_dir.summary_path}", flush=True)

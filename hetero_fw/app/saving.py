@@ -156,6 +156,16 @@ def _schedules(
     ]
 
 
+def is_stored(context: RankContext, step: int) -> bool:
+    """Whether this or an earlier attempt has brought `step` to the storage."""
+    return any(
+        event["event"] == EventName.CHECKPOINT_COMMITTED
+        and event["step"] == step
+        and event.get("tier", Tier.STORAGE) == Tier.STORAGE
+        for event in read_events(context.run_dir.events_path)
+    )
+
+
 def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:
     """Newest step before `start_step` that an earlier attempt has brought to the storage.
 

@@ -157,7 +157,9 @@ class Ckpt:
     async_mode: Literal["async_with_pinned_mem", "async", "disabled"] = key(
         "async_with_pinned_mem", "who writes: a process, a thread (async) or training itself"
     )
-    timeout_s: float = key(300, "seconds in which all ranks must write a checkpoint", above=0)
+    timeout_s: float = key(
+        300, "seconds in which all ranks must write a checkpoint", at_least=1, at_most=86400
+    )
     tiers: Tiers = key(Tiers, "where checkpoints go first")
     min_replica_size: int = key(2, "nodes that hold each part under ckpt.tiers.local", at_least=1)
     save_optimizer_states: bool = key(True, "false: weights only, no exact continuation")

@@ -21,7 +21,7 @@ from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.node_tier import clear_node_directory
 from hetero_fw.app.restore import Restore, Wasted
 from hetero_fw.app.restoring import build_restore_watch, claim_and_search, next_checkpoint
-from hetero_fw.app.saving import build_checkpointing, build_saver
+from hetero_fw.app.saving import build_checkpointing, build_saver, is_stored
 from hetero_fw.app.space import check_space_of
 from hetero_fw.app.trainer import build_trainer
 from hetero_fw.callbacks import (
@@ -142,11 +142,11 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
     A save in flight needs all ranks then, and waiting for them would hold up the report of what
     went wrong.
     """
-    trainer, checkpointing = training.trainer, training.checkpointing
+    trainer = training.trainer
     if training.saver is not None:
         training.saver.close(timeout_s=context.cfg.recovery.process_group_timeout_s)
-        clear_node_directory(context, checkpointing.stored_step == trainer.global_step)
-    if checkpointing.was_preempted:
+        clear_node_directory(context, is_stored(context, trainer.global_step))
+    if training.checkpointing.was_preempted:
         return RankEnd.PREEMPTED
     digest = weights_digest(training.module)
     if context.rank == 0:

@@ -31,7 +31,6 @@ class AdaptiveCheckpoint(Callback):
 
     Attributes:
         was_preempted: a stop was asked for and training has ended because of it.
-        stored_step: newest step that this attempt has brought to the last tier.
 
     Args:
         source: the strategy.
@@ -67,13 +66,12 @@ class AdaptiveCheckpoint(Callback):
         self._announce = announce
         self._saving: frozenset[Tier] = frozenset()
         self._reasons: dict[Tier, str] = {}
-        self._told_s = 0.0
+        self._told_s = time.perf_counter()
         self._began_s = self._boundary_s = time.perf_counter()
         self._is_disturbed = True  # the first step warms up
         self._stood_still_s = 0.0
         self._validation_began_s = 0.0
         self.was_preempted = False
-        self.stored_step: int | None = None
 
     def notes(self) -> dict[str, float]:
         """This rank's part of the step report: stop, busy, and on rank 0 what to save to."""
@@ -173,8 +171,6 @@ class AdaptiveCheckpoint(Callback):
         if self._saver is None:
             return
         for outcome in self._saver.poll():
-            if outcome.ok and outcome.tier is Tier.STORAGE:
-                self.stored_step = outcome.step
             for schedule in self._schedules:
                 if schedule.tier == outcome.tier:
                     schedule.save_ended(outcome)

@@ -52,7 +52,10 @@ class SafeStep:
 
     step: int | None
 
-    def tell(self) -> str:
+    def tell(self, *, is_place_gone: bool = False) -> str:
+        """In words. What lay in a place that is gone may be gone with it."""
+        if is_place_gone and self.step is not None:
+            return f"step {self.step} was safe there until now"
         if self.step is None:
             return "no checkpoint is safe yet, a restart begins at step 0"
         return f"step {self.step} is safe, a restart goes on from it"

@@ -95,11 +95,13 @@ _KIND_OF_CODE = {code.lower(): kind for kind, codes in _CODES.items() for code i
 _KIND_OF_STATUS = {status: kind for kind, values in _STATUSES.items() for status in values}
 _KIND_OF_TEXT = tuple((re.compile(text, re.IGNORECASE), kind) for kind, text in _TEXTS.items())
 
+PLACE_IS_GONE = "the place of the checkpoints is gone"
+
 _MEANING = {
     Kind.FULL: "the storage is full",
     Kind.READ_ONLY: "the storage is read-only",
     Kind.DENIED: "the storage denies access",
-    Kind.MISSING: "the place in the storage is gone",
+    Kind.MISSING: PLACE_IS_GONE,
     Kind.EXISTS: "somebody else has written this already",
     Kind.TRANSIENT: "the storage does not answer properly",
     Kind.UNKNOWN: "writing failed",

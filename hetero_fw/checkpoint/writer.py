@@ -26,6 +26,7 @@ from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
 from hetero_fw.checkpoint.storage import StoragePath
+from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
@@ -292,7 +293,8 @@ class TierWriter:
             tier=self.tier,
             reason=reason,
             safe_step=self._safe.step,
-            message=f"checkpoint of step {step} failed: {reason}; {self._safe.tell()}",
+            message=f"checkpoint of step {step} failed: {reason}; "
+            + self._safe.tell(is_place_gone=PLACE_IS_GONE in reason),
         )
 
     def _discard(self, job: SaveJob) -> None:

@@ -107,14 +107,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Exit status 1 if one of them is damaged, or not whole in the directories seen from here."""
+    """Exit status 1 if one of them, or one of its copies, is damaged or not whole here."""
     from hetero_fw.cli.checkpoints import CheckpointStore
     from hetero_fw.cli.listing import describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
     rows = describe_checkpoints(store, reads_bytes=True, step=options.step)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
-    return 0 if all(row["is_verified"] for row in rows) else 1
+    return 0 if all(row["is_verified"] and not row["problem"] for row in rows) else 1
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -130,8 +130,10 @@ BAD_INPUTS = [
     (["ckpt.async_mode=thread"], "ckpt.async_mode=thread", "a thread (async)"),
     (["ckpt.async_mode=asynch"], "ckpt.async_mode=asynch", "Did you mean 'async'"),
     (["ckpt.async_mode=false"], "ckpt.async_mode=false", "disabled"),
-    (["ckpt.timeout_s=0"], "ckpt.timeout_s=0", "> 0"),
-    (["ckpt.timeout_s=null"], "ckpt.timeout_s=null", "a number > 0"),
+    (["ckpt.timeout_s=0"], "ckpt.timeout_s=0", ">= 1"),
+    (["ckpt.timeout_s=inf"], "ckpt.timeout_s=inf", "<= 86400"),
+    (["ckpt.storage=http://host/x"], "ckpt.storage=http://host/x", "not written to"),
+    (["ckpt.timeout_s=null"], "ckpt.timeout_s=null", "a number >= 1"),
     # The command line itself.
     (["trainer"], "trainer: is not of the form key=value", "key=value"),
     (["run_name='a"], "run_name='a: cannot be read", "quotes"),

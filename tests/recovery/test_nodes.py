@@ -140,3 +140,40 @@ def test_without_any_node_the_storage_serves(
     assert digest_of(run.run_dir) == undisturbed(start_train)
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["status"] == "DONE"
+
+
+def test_a_node_directory_that_cannot_be_used_is_done_without(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    settings = (*NODES, f"ckpt.tiers.local={tmp_path}/nodes", "ckpt.tiers.storage_interval_steps=4")
+    run = start_train(*settings)
+    run.wait_until(lambda: bool(committed(run, "storage")))
+    os.kill(run.process.pid, signal.SIGSTOP)
+    kill_node(run, (2, 3))
+    shutil.rmtree(tmp_path / "nodes/run/v100-0")
+    (tmp_path / "nodes/run/v100-0").touch()  # a file in the way: no directory can be made there
+    num_local = len(committed(run, "local"))
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert "this attempt saves to no node directory" in run.output
+    assert len(run.events("restart")) == 1
+    assert len(committed(run, "local")) == num_local
+    assert committed(run, "storage")[-1] == 24
+    assert digest_of(run.run_dir) == undisturbed(start_train)
+
+
+def test_a_run_that_ends_without_its_last_step_in_the_storage_says_so(
+    start_train: Start, tmp_path: Path
+) -> None:
+    run = start_train(
+        *NODES, f"ckpt.tiers.local={tmp_path}/nodes", "ckpt.tiers.storage_interval_steps=8"
+    )
+    run.wait_until(lambda: bool(committed(run, "storage")))
+    shutil.rmtree(run.run_dir / "checkpoints")
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert "Warning: the storage has no checkpoint of step 24, its newest is that of" in run.output
+    assert f"{tmp_path}/nodes holds one of step 24" in run.output
+    assert "the place of the checkpoints is gone" in run.output
+    assert (tmp_path / "nodes/run/a100-0/hetero_ckpt-step-00000024/manifest.json").is_file()
