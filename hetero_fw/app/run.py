@@ -185,7 +185,8 @@ def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: Stored
         )
     if cfg.resume == "never" and stored.checkpoints:
         local = local_directory(cfg, cfg.run_name)
-        where = where if local is None else f"{where} with {local}"
+        if local is not None:
+            where = f"{where} with {local}" if previous is not None else str(local)
         raise ConfigError(
             f"resume=never, but {where} holds {len(stored.checkpoints)} checkpoints of an earlier "
             "run, which a fresh start would overwrite. Choose another run_name or resume=auto."

@@ -165,7 +165,7 @@ class Supervisor:
             if self.relay().is_grace_over:
                 text += f", killed after recovery.grace_s={self._config.grace_s:g}"
             return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=text)
-        text = f"rank {failure.rank} on {failure.node}: {failure.detail}. {reason}"
+        text = f"rank {failure.rank} on {failure.node}: {failure.detail.rstrip('.')}. {reason}"
         return RunOutcome(status=Status.FAILED, step=step, attempt=attempt, reason=text)
 
     def start_agent(self, spec: AttemptSpec, node: NodeRanks) -> ForkServerProcess:
