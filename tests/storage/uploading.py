@@ -37,7 +37,9 @@ def saving_process(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "hetero_fw.checkpoint"])
-    process = context.Process(target=_save, args=(place, step, size, signal_at))
+    # The fork server may be older than the login in this process's environment.
+    login = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    process = context.Process(target=_save, args=(place, step, size, signal_at, login))
     process.start()
     try:
         yield process
@@ -46,8 +48,15 @@ def saving_process(
         process.join(10.0)
 
 
-def _save(place: ObjectPlace, step: int, size: int, signal_at: tuple[str, int] | None) -> None:
+def _save(
+    place: ObjectPlace,
+    step: int,
+    size: int,
+    signal_at: tuple[str, int] | None,
+    login: dict[str, str],
+) -> None:
     die_with_parent()
+    os.environ.update(login)
     torch.set_num_threads(1)
     pending = [signal_at] if signal_at is not None else []
 
