@@ -9,7 +9,7 @@ from hetero_fw.checkpoint.manifest import ChunkEntry, Manifest
 from hetero_fw.checkpoint.shard_layout import ALIGNMENT_BYTES
 
 # Large enough for storage, small enough to be still in the cache when it is copied to a tensor.
-MAX_SPAN_BYTES = 16 * 2**20
+MAX_SPAN_BYTES = 4 * 2**20
 MIN_SPAN_BYTES = 2**18
 _SPANS_PER_READER = 4
 
