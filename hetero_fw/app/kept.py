@@ -6,27 +6,42 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from hetero_fw.monitoring import EventName, RunDirectory, Status, read_events
+from hetero_fw.monitoring import (
+    RunDirectory,
+    Status,
+    committed_saves,
+    read_events,
+    read_status,
+)
+from hetero_fw.policies import Tier
 
 if TYPE_CHECKING:
     from hetero_fw.recovery import RunOutcome
 
 
+def finished_step(cfg: DictConfig, run_dir: RunDirectory) -> int | None:
+    """The step a run has ended with that leaves nothing to train; None if something is left."""
+    status = read_status(run_dir.status_path)
+    if status is None or status.status is not Status.DONE:
+        return None
+    return status.step if status.step >= int(cfg.trainer.max_steps) else None
+
+
 def tell_what_is_kept(cfg: DictConfig, run_dir: RunDirectory, outcome: RunOutcome) -> str:
     """What is kept of the run, where that is not what its end leads to expect."""
-    newest = {"local": 0, "storage": 0}
-    for event in read_events(run_dir.events_path):
-        if event["event"] == EventName.CHECKPOINT_COMMITTED:
-            tier = event.get("tier", "storage")
-            newest[tier] = max(newest[tier], event["step"])
+    events = read_events(run_dir.events_path)
+    newest = {
+        tier: max((event["step"] for event in committed_saves(events, tier)), default=0)
+        for tier in Tier
+    }
     if outcome.status is not Status.DONE:
         step = max(newest.values())
         if not step:
             return "No checkpoint was committed: the same command begins at step 0."
         return f"The newest committed checkpoint is that of step {step}; a restart goes on from it."
-    if cfg.ckpt.policy == "none" or newest["storage"] >= outcome.step:
+    if cfg.ckpt.policy == "none" or newest[Tier.STORAGE] >= outcome.step:
         return ""
     where = f"the storage has no checkpoint of step {outcome.step}"
-    known = f", its newest is that of step {newest['storage']}" if newest["storage"] else ""
-    local = f"; {cfg.ckpt.tiers.local} holds one of step {newest['local']}"
-    return f"Warning: {where}{known}{local if newest['local'] else ''}."
+    known = f", its newest is that of step {newest[Tier.STORAGE]}" if newest[Tier.STORAGE] else ""
+    local = f"; {cfg.ckpt.tiers.local} holds one of step {newest[Tier.LOCAL]}"
+    return f"Warning: {where}{known}{local if newest[Tier.LOCAL] else ''}."

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.planner import cluster_of
-from hetero_fw.checkpoint import AttemptDirectories, NodePlace, NodeRoles, NodeTier
-from hetero_fw.planning import ParallelPlan
+from hetero_fw.app.storage_settings import local_directory
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    NodePlace,
+    NodeRoles,
+    NodeTier,
+    shard_file_name,
+)
 from hetero_fw.policies import ReplicaNode, ReplicaPlan, plan_replicas
 from hetero_fw.recovery.store import LOOPBACK
 
@@ -19,16 +25,13 @@ NUM_KEPT = 3
 
 def node_directory(context: RankContext) -> Path | None:
     """This node's directory for checkpoints of the run; None without such a tier."""
-    local = context.cfg.ckpt.tiers.local
-    if local is None:
-        return None
-    node = context.plan.ranks[context.rank].node
-    return Path(local).expanduser().absolute() / context.run_dir.name / node
+    local = local_directory(context.cfg, context.run_dir.name)
+    return None if local is None else local / context.plan.ranks[context.rank].node
 
 
 def is_leader(context: RankContext) -> bool:
     """Whether this rank speaks for its node."""
-    return context.rank in _leaders(context.plan)
+    return context.rank in context.plan.first_ranks.values()
 
 
 def build_node_tier(context: RankContext, checkpoint_bytes: int) -> NodeTier | None:
@@ -53,11 +56,11 @@ def build_node_tier(context: RankContext, checkpoint_bytes: int) -> NodeTier | N
             directories=AttemptDirectories(root=root, attempt=context.attempt),
             node=own.node,
             files=tuple(
-                f"shard-{rank.rank:05d}.bin" for rank in context.plan.ranks if rank.node in sources
+                shard_file_name(rank.rank) for rank in context.plan.ranks if rank.node in sources
             ),
         ),
         roles=NodeRoles(
-            leaders=_leaders(context.plan),
+            leaders=tuple(context.plan.first_ranks.values()),
             receivers=_receivers(context, replicas.peers[own.node]),
             host=LOOPBACK,
         ),
@@ -82,13 +85,6 @@ def clear_node_directory(context: RankContext, is_stored: bool) -> None:
         return  # another node's directory is still there
 
 
-def _leaders(plan: ParallelPlan) -> tuple[int, ...]:
-    first: dict[str, int] = {}
-    for rank in plan.ranks:
-        first.setdefault(rank.node, rank.rank)
-    return tuple(first.values())
-
-
 def _receivers(context: RankContext, peers: Sequence[str]) -> tuple[int, ...]:
     """One rank of each peer; the ranks of a node spread over those of the peer."""
     local_rank = context.plan.ranks[context.rank].local_rank
@@ -104,7 +100,7 @@ def _plan_replicas(context: RankContext, root: Path, checkpoint_bytes: int) -> R
     free = [int(row[0]) for row in context.exchange.all_gather([float(_free_bytes(root))])]
     links = {node.name: node.inter_link for node in cluster_of(context.cfg).nodes}
     nodes = []
-    for leader in _leaders(plan):
+    for leader in plan.first_ranks.values():
         rank = plan.ranks[leader]
         num_ranks = sum(other.node == rank.node for other in plan.ranks)
         nodes.append(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.kept import tell_what_is_kept
+from hetero_fw.app.kept import finished_step, tell_what_is_kept
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
@@ -38,7 +38,6 @@ from hetero_fw.monitoring import (
     build_summary,
     create_run_directory,
     format_banner,
-    read_status,
     write_json_atomically,
     write_report,
     write_status,
@@ -238,16 +237,13 @@ def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
 
 def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
     """Whether nothing is left to train; says so, and leaves the record of the run as it is."""
-    status = read_status(run_dir.status_path)
-    if status is None or status.status is not Status.DONE:
-        return False
-    is_done = status.step >= int(cfg.trainer.max_steps)
-    if is_done:
+    step = finished_step(cfg, run_dir)
+    if step is not None:
         print(
-            f"{run_dir.path} is DONE after step {status.step}; trainer.max_steps="
+            f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
             f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
         )
-    return is_done
+    return step is not None
 
 
 def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: StoredRun) -> int:
@@ -335,16 +331,13 @@ def _preparer(
             stop_signals=stop_signals(cfg),
             save_signals=save_signals(cfg),
         )
-        first_ranks: dict[str, int] = {}
-        for rank in plan.ranks:
-            first_ranks.setdefault(rank.node, rank.rank)
         nodes = tuple(
             NodeRanks(
                 node=node,
                 first_rank=first,
                 num_ranks=sum(rank.node == node for rank in plan.ranks),
             )
-            for node, first in first_ranks.items()
+            for node, first in plan.first_ranks.items()
         )
         return AttemptSpec(attempt=attempt, nodes=nodes, argument=job.to_text())
 

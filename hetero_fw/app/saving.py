@@ -24,7 +24,12 @@ from hetero_fw.checkpoint import (
     flatten_training_state,
     optimized_names,
 )
-from hetero_fw.monitoring import EventName, read_events
+from hetero_fw.monitoring import (
+    EventName,
+    committed_saves,
+    num_committed_saves,
+    read_events,
+)
 from hetero_fw.policies import IntervalPolicy, IntervalRule, MonitorMode, RetentionRule, Tier
 from hetero_fw.recovery import die_with_parent
 from hetero_fw.strategies import HeteroFSDPStrategy
@@ -158,12 +163,8 @@ def _schedules(
 
 def is_stored(context: RankContext, step: int) -> bool:
     """Whether this or an earlier attempt has brought `step` to the storage."""
-    return any(
-        event["event"] == EventName.CHECKPOINT_COMMITTED
-        and event["step"] == step
-        and event.get("tier", Tier.STORAGE) == Tier.STORAGE
-        for event in read_events(context.run_dir.events_path)
-    )
+    events = read_events(context.run_dir.events_path)
+    return any(event["step"] == step for event in committed_saves(events, Tier.STORAGE))
 
 
 def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:
@@ -172,10 +173,9 @@ def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:
     An attempt that continues from the nodes may have left the storage behind. If no attempt of
     this log has saved anything, the checkpoint at hand is the storage's.
     """
-    committed = [e for e in events if e["event"] == EventName.CHECKPOINT_COMMITTED]
-    stored = [e["step"] for e in committed if e.get("tier", Tier.STORAGE) == Tier.STORAGE]
-    if not committed:
+    if not num_committed_saves(events):
         return start_step
+    stored = [event["step"] for event in committed_saves(events, Tier.STORAGE)]
     return max((step for step in stored if step <= start_step), default=0)
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from hetero_fw.app.storage_settings import storage_location
+from hetero_fw.app.kept import finished_step
+from hetero_fw.app.storage_settings import local_directory, storage_location
 from hetero_fw.errors import ConfigError
 from hetero_fw.hardware import WorkloadProfile
-from hetero_fw.monitoring import RunDirectory, Status, available_memory_bytes, read_status
+from hetero_fw.monitoring import RunDirectory, available_memory_bytes
 from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import IntervalPolicy
 
@@ -48,8 +49,10 @@ def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirecto
     Raises:
         ConfigError: two checkpoints do not fit where they go, or a copy of the state in memory.
     """
-    if cfg.mode != "train" or cfg.ckpt.policy == IntervalPolicy.NONE or _is_done(cfg, previous):
+    if cfg.mode != "train" or cfg.ckpt.policy == IntervalPolicy.NONE:
         return
+    if previous is not None and finished_step(cfg, previous) is not None:
+        return  # nothing left to train, and so nothing to save
     root = Path(cfg.paths.root).expanduser().absolute()
     folder = previous.checkpoints_path if previous is not None else root
     per_param = _WEIGHT_BYTES + _optimizer_bytes(cfg, workload.optimizer_bytes_per_param)
@@ -103,9 +106,9 @@ def _places(cfg: DictConfig, folder: Path, run_name: str) -> Iterator[tuple[str,
         yield "paths.root", folder, 1
     elif "://" not in location:
         yield "ckpt.storage", Path(location), 1
-    if cfg.ckpt.tiers.local is not None:
-        path = Path(cfg.ckpt.tiers.local).expanduser().absolute() / run_name
-        yield "ckpt.tiers.local", path, cfg.ckpt.min_replica_size
+    local = local_directory(cfg, run_name)
+    if local is not None:
+        yield "ckpt.tiers.local", local, cfg.ckpt.min_replica_size
 
 
 def _optimizer_bytes(cfg: DictConfig, otherwise: int) -> int:
@@ -116,13 +119,3 @@ def _optimizer_bytes(cfg: DictConfig, otherwise: int) -> int:
     if optimizer._target_.endswith(".SGD"):
         return _WEIGHT_BYTES if optimizer.get("momentum", 0) else 0
     return otherwise
-
-
-def _is_done(cfg: DictConfig, previous: RunDirectory | None) -> bool:
-    """Whether there is nothing left to train, and so nothing to save."""
-    status = read_status(previous.status_path) if previous is not None else None
-    return (
-        status is not None
-        and status.status is Status.DONE
-        and status.step >= int(cfg.trainer.max_steps)
-    )

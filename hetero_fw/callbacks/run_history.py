@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero_fw.hardware import device
-from hetero_fw.monitoring import EventName
+from hetero_fw.monitoring import EventName, committed_saves
 from hetero_fw.planning import ParallelPlan
 from hetero_fw.policies import (
     PERMANENT,
@@ -51,7 +51,6 @@ def read_facts(
     prior_mtbf_s: float | Mapping[str, float],
 ) -> RunHistoryFacts:
     """Costs and failure rates of the devices in `plan`, from the event log of earlier attempts."""
-    committed = [e for e in events if e["event"] == EventName.CHECKPOINT_COMMITTED]
     num_devices = Counter(rank.group for rank in plan.ranks)
     kinds = {rank.group: device(rank.device).kind for rank in plan.ranks}
     groups = [
@@ -60,15 +59,14 @@ def read_facts(
     ]
     return RunHistoryFacts(
         rates=learn_failure_rates(groups, prior_mtbf_s, _attempt_records(events, plan)),
-        saves={tier: _save_history(committed, tier) for tier in Tier},
+        saves={tier: _save_history(committed_saves(events, tier)) for tier in Tier},
     )
 
 
-def _save_history(committed: Sequence[Mapping[str, Any]], tier: Tier) -> SaveHistory:
-    of_tier = [e for e in committed if e.get("tier", Tier.STORAGE) == tier]
+def _save_history(committed: Sequence[Mapping[str, Any]]) -> SaveHistory:
     return SaveHistory(
-        costs_s=tuple(e["stall_s"] for e in of_tier if "stall_s" in e),
-        persist_times_s=tuple(e["persist_s"] for e in of_tier if "persist_s" in e),
+        costs_s=tuple(e["stall_s"] for e in committed if "stall_s" in e),
+        persist_times_s=tuple(e["persist_s"] for e in committed if "persist_s" in e),
     )
 
 

@@ -59,6 +59,7 @@ from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
 from hetero_fw.checkpoint.search import TierRoot
+from hetero_fw.checkpoint.shard_layout import shard_file_name
 from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError, Rejection
 from hetero_fw.checkpoint.storage import (
     StorageError,
@@ -154,6 +155,7 @@ __all__ = [
     "restore_found_state",
     "restore_training_state",
     "scheme_of",
+    "shard_file_name",
     "step_of",
     "verify_checkpoint",
     "weights_digest",

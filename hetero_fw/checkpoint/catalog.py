@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetero_fw.checkpoint.directories import checkpoint_path, retire, step_of
+from hetero_fw.checkpoint.directories import retire, step_of
 from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
 from hetero_fw.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -155,9 +155,24 @@ def prune(
     verified = frozenset(verified_steps) & {info.step for info in infos}
     if len(infos) > rule.keep_latest_k:  # otherwise nothing can go and nothing needs to be read
         verified = _verify_newest(infos, verified)
+    return retire_by_rule(infos, rule, into=into, verified_steps=verified, on_point=on_point)
+
+
+def retire_by_rule(
+    infos: Sequence[CheckpointInfo],
+    rule: RetentionRule,
+    *,
+    into: Path,
+    verified_steps: Collection[int],
+    on_point: OnPoint = pass_by,
+) -> PruneReport:
+    """Delete those of `infos`, in one local directory, that the rule gives up; as `prune`."""
+    verified = frozenset(verified_steps)
     decision = decide_retention([retention_facts(info, verified, rule) for info in infos], rule)
-    deleted = tuple(checkpoint_path(root, prefix, step) for step in decision.delete_steps)
+    paths = {info.step: info.path for info in infos}
+    deleted = tuple(paths[step] for step in decision.delete_steps)
     for path in deleted:
+        assert isinstance(path, Path), path
         retire(path, into=into, token=secrets.token_hex(4), on_point=on_point)
     return PruneReport(
         deleted=deleted,

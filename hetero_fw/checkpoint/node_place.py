@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hetero_fw.checkpoint.catalog import PruneReport, list_checkpoints
+from hetero_fw.checkpoint.catalog import PruneReport, list_checkpoints, retire_by_rule
 from hetero_fw.checkpoint.commit import SaveSpec
-from hetero_fw.checkpoint.directories import checkpoint_path, retire
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import DirectoryPlace
 from hetero_fw.checkpoint.replicas import ReplicaAddress, ReplicaServer, send_copy
@@ -18,7 +17,7 @@ from hetero_fw.checkpoint.save_tasks import OnProgress
 from hetero_fw.checkpoint.shard_file import WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import CommittedCheckpoint, RetentionRule, decide_retention
+from hetero_fw.policies import RetentionRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,27 +86,13 @@ class NodePlace(DirectoryPlace):
         One node cannot verify a checkpoint of which it holds a part; every part was hashed when
         it was staged, and again by the node that took the copy.
         """
-        root = self.directories.root
-        facts = [
-            CommittedCheckpoint(
-                step=info.step,
-                is_verified=info.step in verified_steps,
-                is_finite=info.is_sane,
-                metric=None,
-            )
-            for info in list_checkpoints(root, prefix)
-        ]
-        decision = decide_retention(facts, rule)
-        deleted = tuple(checkpoint_path(root, prefix, step) for step in decision.delete_steps)
-        for path in deleted:
-            retire(
-                path,
-                into=self.directories.retired,
-                token=secrets.token_hex(4),
-                on_point=on_point,
-            )
-        kept = frozenset(verified_steps) - frozenset(decision.delete_steps)
-        return PruneReport(deleted=deleted, verified_steps=kept, reason=decision.reason)
+        return retire_by_rule(
+            list_checkpoints(self.directories.root, prefix),
+            rule,
+            into=self.directories.retired,
+            verified_steps=verified_steps,
+            on_point=on_point,
+        )
 
     def sending_to(self, peers: tuple[ReplicaAddress, ...]) -> NodePlace:
         return replace(self, peers=peers)

@@ -134,13 +134,10 @@ class CheckpointSaver:
             )
 
         self._storage = writer(Tier.STORAGE, place, executor, retention, None)
-        self._local: TierWriter | None = None
+        self._writers = [self._storage]
         if node_tier is not None:
-            self._local = writer(
-                Tier.LOCAL, node_tier.place, node_executor, KEEP_LOCAL, node_tier.roles
-            )
-        # Nearest first.
-        self._writers = [w for w in (self._local, self._storage) if w is not None]
+            local = writer(Tier.LOCAL, node_tier.place, node_executor, KEEP_LOCAL, node_tier.roles)
+            self._writers.insert(0, local)  # nearest first
         self._stager = Stager(
             is_shared=any(isinstance(item, WriterProcess) for item in (executor, node_executor)),
             executors=[item.executor for item in self._writers],
@@ -196,8 +193,8 @@ class CheckpointSaver:
         """
         started_at_s = time.monotonic()
         writers = [writer for writer in self._writers if writer.tier in tiers]
-        handles = [SaveHandle(step) for _ in writers]
-        self._unreported += handles
+        targets = [(writer, SaveHandle(step)) for writer in writers]
+        self._unreported += [handle for _, handle in targets]
         self._sequence += 1
         self._check_executor(step)
         if self._rank == 0:
@@ -207,10 +204,10 @@ class CheckpointSaver:
             layout = self._layout_for(tensors)
             setup_s = time.monotonic() - started_at_s
         except Exception as error:  # noqa: BLE001  # a failed save never ends training
-            self._fail_planning(handles, f"cannot plan the save: {error}", started_at_s)
-            return handles[0]
+            self._fail_planning(targets, f"cannot plan the save: {error}", started_at_s)
+            return targets[0][1]
         job = SaveJob(
-            handle=handles[0],
+            handle=targets[0][1],
             sequence=self._sequence,
             spec=self._spec(step, layout, reason, metric),
             layout=layout,
@@ -220,8 +217,8 @@ class CheckpointSaver:
         )
         self._take_state(job, state)
         rest = self._stager.begin(job, tensors, frozenset(changing))
-        self._start(job, rest, list(zip(writers, handles, strict=True)))
-        return handles[0]
+        self._start(job, rest, targets)
+        return job.handle
 
     def finish_staging(self) -> None:
         """Wait until the tensors of the save that was started last may be changed; bounded."""
@@ -346,16 +343,19 @@ class CheckpointSaver:
             daemon=True,
         ).start()
 
-    def _fail_planning(
-        self, handles: Sequence[SaveHandle], reason: str, started_at_s: float
-    ) -> None:
+    def _fail_planning(self, targets: Sequence[Target], reason: str, started_at_s: float) -> None:
         stall_s = time.monotonic() - started_at_s
-        for writer, handle in zip(self._writers, handles, strict=False):
+        for writer, handle in targets:
             if self._rank == 0:
                 writer.tell_failure(handle.step, reason)
             handle.finish(
                 SaveOutcome(
-                    step=handle.step, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0
+                    step=handle.step,
+                    tier=writer.tier,
+                    ok=False,
+                    reason=reason,
+                    stall_s=stall_s,
+                    persist_s=0.0,
                 )
             )
 

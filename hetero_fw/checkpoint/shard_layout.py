@@ -169,6 +169,11 @@ def _finish(planner: DefaultSavePlanner, verdict: _Verdict | str, rank: int) -> 
     )
 
 
+def shard_file_name(rank: int) -> str:
+    """Name of the file that `rank` writes."""
+    return f"shard-{rank:05d}.bin"
+
+
 def place_chunks(rank: int, items: Sequence[WriteItem]) -> ShardLayout:
     """Lay the chunks of one rank one after another; a pure function of its plan."""
     slots: list[Slot] = []
@@ -191,4 +196,4 @@ def place_chunks(rank: int, items: Sequence[WriteItem]) -> ShardLayout:
         )
         slots.append(slot)
         end = slot.byte_offset + length
-    return ShardLayout(file_name=f"shard-{rank:05d}.bin", slots=tuple(slots), size=end)
+    return ShardLayout(file_name=shard_file_name(rank), slots=tuple(slots), size=end)

@@ -17,6 +17,7 @@ from hetero_fw.monitoring.quantities import format_bytes, format_duration, forma
 from hetero_fw.monitoring.report import write_report
 from hetero_fw.monitoring.rundir import RunDirectory, create_run_directory
 from hetero_fw.monitoring.runlock import RunLock
+from hetero_fw.monitoring.saves import committed_saves, num_committed_saves
 from hetero_fw.monitoring.secrets import MASK, without_secrets
 from hetero_fw.monitoring.status import RunStatus, Status, read_status, write_status
 from hetero_fw.monitoring.step_record import StepRecord
@@ -49,12 +50,14 @@ __all__ = [
     "TelemetryThread",
     "available_memory_bytes",
     "build_summary",
+    "committed_saves",
     "create_run_directory",
     "format_banner",
     "format_bytes",
     "format_duration",
     "format_number",
     "last_step",
+    "num_committed_saves",
     "read_events",
     "read_history",
     "read_metrics",

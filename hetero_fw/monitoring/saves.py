@@ -45,6 +45,15 @@ def num_committed_saves(events: Iterable[Row]) -> int:
     )
 
 
+def committed_saves(events: Iterable[Row], tier: str) -> list[Row]:
+    """The events of the saves to `tier` that were committed."""
+    return [
+        event
+        for event in events
+        if event["event"] == EventName.CHECKPOINT_COMMITTED and tier_of(event) == tier
+    ]
+
+
 def quarantined_steps(events: Iterable[Row]) -> list[int]:
     """Steps of checkpoints that an attempt passed over because training diverges after them."""
     steps = {event.get("step") for event in events if is_quarantine(event)}
@@ -68,7 +77,7 @@ def _is_end_of_save(event: Row) -> bool:
 
 def _saves_to(tier: str, events: Sequence[Row]) -> TierSaves:
     own = [event for event in events if _is_end_of_save(event) and tier_of(event) == tier]
-    committed = [event for event in own if event["event"] == EventName.CHECKPOINT_COMMITTED]
+    committed = committed_saves(own, tier)
     failed = [event for event in own if event["event"] == EventName.CHECKPOINT_FAILED]
     sizes = _values(committed, "bytes")
     return TierSaves(

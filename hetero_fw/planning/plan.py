@@ -114,6 +114,14 @@ class ParallelPlan:
         return tuple(rank.num_samples for rank in self.ranks)
 
     @property
+    def first_ranks(self) -> dict[str, int]:
+        """The first rank of each node, by the node's name, in rank order."""
+        first: dict[str, int] = {}
+        for rank in self.ranks:
+            first.setdefault(rank.node, rank.rank)
+        return first
+
+    @property
     def samples_per_s(self) -> float:
         return self.global_batch_size / self.step_s
 
