@@ -28,6 +28,14 @@ from hetero_fw.checkpoint.fencing import (
 )
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
+from hetero_fw.checkpoint.just_in_time import JustInTimeSave, StandingStep
+from hetero_fw.checkpoint.live_state import (
+    LiveState,
+    buffer_names,
+    canonical_fqn,
+    flatten_training_state,
+    optimized_names,
+)
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
     ChunkEntry,
@@ -45,7 +53,7 @@ from hetero_fw.checkpoint.node_copies import (
     find_node_copies,
 )
 from hetero_fw.checkpoint.node_place import NodePlace
-from hetero_fw.checkpoint.node_roles import NodeRoles
+from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.object_place import ObjectPlace
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.quarantine import (
@@ -55,9 +63,9 @@ from hetero_fw.checkpoint.quarantine import (
     record_incident,
 )
 from hetero_fw.checkpoint.ranks import Ranks
-from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome, SaveProgress
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
-from hetero_fw.checkpoint.saver import CheckpointSaver, NodeTier, SaveProgress
+from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.checkpoint.search import TierRoot
 from hetero_fw.checkpoint.shard_layout import shard_file_name
 from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError, Rejection
@@ -69,14 +77,7 @@ from hetero_fw.checkpoint.storage import (
     scheme_of,
 )
 from hetero_fw.checkpoint.storage_error import StorageFailure, classify
-from hetero_fw.checkpoint.training_state import (
-    buffer_names,
-    canonical_fqn,
-    flatten_training_state,
-    optimized_names,
-    restore_found_state,
-    restore_training_state,
-)
+from hetero_fw.checkpoint.training_state import restore_found_state, restore_training_state
 from hetero_fw.checkpoint.weights_file import (
     export_weights,
     import_weights,
@@ -96,7 +97,9 @@ __all__ = [
     "Filled",
     "FoundCheckpoint",
     "Incident",
+    "JustInTimeSave",
     "Likeness",
+    "LiveState",
     "Manifest",
     "Metric",
     "NodeCopies",
@@ -115,6 +118,7 @@ __all__ = [
     "SaveOutcome",
     "SavePoint",
     "SaveProgress",
+    "StandingStep",
     "StorageError",
     "StorageFailure",
     "StoragePath",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetero_fw.checkpoint.node_place import NodePlace
+
 MANIFEST_TOPIC = "manifest"
 
 
@@ -36,3 +38,11 @@ class NodeRoles:
         """What ranks tell each other in a save, at most."""
         ranks = range(max((*self.leaders, *self.receivers)) + 1)
         return (MANIFEST_TOPIC, *map(address_topic, ranks), *map(published_topic, self.leaders))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTier:
+    """The node directories of this attempt, and who does what about them."""
+
+    place: NodePlace
+    roles: NodeRoles

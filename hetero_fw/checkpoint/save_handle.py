@@ -38,6 +38,17 @@ class SaveOutcome:
     tier: Tier = Tier.STORAGE
 
 
+@dataclass(frozen=True, kw_only=True)
+class SaveProgress:
+    """How far a save is on one rank, in bytes of its shard."""
+
+    step: int
+    tier: Tier
+    num_bytes: int
+    size_bytes: int
+    taken_s: float
+
+
 class SaveHandle:
     """A save that may still be in flight. Its failure is data, never an exception."""
 

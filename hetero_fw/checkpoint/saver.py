@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-from hetero_fw.checkpoint.commit import SaveSpec
-from hetero_fw.checkpoint.directories import checkpoint_name
 from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
 from hetero_fw.checkpoint.manifest import Metric
-from hetero_fw.checkpoint.node_place import NodePlace
-from hetero_fw.checkpoint.node_roles import NodeRoles
+from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.route import Route, Target
-from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
+from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome, SaveProgress
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
+from hetero_fw.checkpoint.save_planner import SaveContent, SavePlanner
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
-from hetero_fw.checkpoint.shard_layout import (
-    SaveLayout,
-    Structure,
-    agree_on_layout,
-    structure_of,
-)
 from hetero_fw.checkpoint.stager import Rest, Stager
 from hetero_fw.checkpoint.verdict import VerdictBoard
 from hetero_fw.checkpoint.writer import (
@@ -102,14 +92,18 @@ class CheckpointSaver:
         safe_step: int | None = None,
     ) -> None:
         assert is_async or not overlaps_staging, "a save that waits for its end overlaps nothing"
-        self._prefix = prefix
-        self._attempt = attempt
         self._rank = rank
-        self._world_size = world_size
-        self._process_group = process_group
         self._is_async = is_async
-        self._plan_fingerprint = plan_fingerprint
-        safe = SafeStep(safe_step)
+        self._planner = SavePlanner(
+            prefix=prefix,
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            process_group=process_group,
+            plan_fingerprint=plan_fingerprint,
+            on_point=on_point,
+        )
+        self._safe = SafeStep(safe_step)
 
         def writer(
             tier: Tier,
@@ -129,7 +123,7 @@ class CheckpointSaver:
                 on_event=on_event,
                 timeout_s=timeout_s,
                 retention=retention,
-                safe=safe,
+                safe=self._safe,
                 roles=roles,
             )
 
@@ -148,9 +142,6 @@ class CheckpointSaver:
             on_staged=self._tell_staged,
         )
         self._route = Route(self._stager, timeout_s=timeout_s, is_foreground=not is_async)
-        self._on_point = on_point
-        self._layout: tuple[Structure, SaveLayout] | None = None
-        self._sequence = 0
         self._in_flight: list[tuple[Tier, SaveHandle]] = []
         self._unreported: list[SaveHandle] = []
 
@@ -158,6 +149,26 @@ class CheckpointSaver:
     def tiers(self) -> tuple[Tier, ...]:
         """Those that there are, nearest first."""
         return tuple(writer.tier for writer in self._writers)
+
+    @property
+    def safe_step(self) -> int | None:
+        """Newest step that is published anywhere, as far as this rank knows."""
+        return self._safe.step
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Do ahead what else the first save of `tensors` would do: plan it, get the memory.
+
+        Collective, as that save would be.
+
+        Raises:
+            CheckpointError: they cannot be saved, on all ranks.
+            OSError: there is no memory, on this rank.
+        """
+        self._stager.prepare(self._planner.layout_of(tensors), tensors)
+
+    def is_prepared(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether saving `tensors` needs no word of another rank."""
+        return self._planner.is_planned(tensors)
 
     def save(
         self,
@@ -192,33 +203,79 @@ class CheckpointSaver:
             What becomes of it in the nearest of its tiers; `poll` tells about all.
         """
         started_at_s = time.monotonic()
-        writers = [writer for writer in self._writers if writer.tier in tiers]
-        targets = [(writer, SaveHandle(step)) for writer in writers]
+        targets = self._targets(step, tiers)
         self._unreported += [handle for _, handle in targets]
-        self._sequence += 1
         self._check_executor(step)
-        if self._rank == 0:
-            names = [writer.tier.value for writer in writers]
-            self._storage.emit(EventName.CHECKPOINT_STARTED, step, reason=reason, tiers=names)
+        self._tell_started(step, reason, targets)
         try:
-            layout = self._layout_for(tensors)
+            layout = self._planner.layout_of(tensors)
             setup_s = time.monotonic() - started_at_s
         except Exception as error:  # noqa: BLE001  # a failed save never ends training
             self._fail_planning(targets, f"cannot plan the save: {error}", started_at_s)
             return targets[0][1]
-        job = SaveJob(
-            handle=targets[0][1],
-            sequence=self._sequence,
-            spec=self._spec(step, layout, reason, metric),
-            layout=layout,
-            may_be_infinite=frozenset(may_be_infinite),
+        content = SaveContent(
+            step=step,
+            tensors=tensors,
+            state=state,
+            reason=reason,
+            metric=metric,
+            may_be_infinite=may_be_infinite,
+        )
+        job = self._planner.job(
+            content,
+            targets[0][1],
+            layout,
+            token=self._planner.next_token(layout),
             started_at_s=started_at_s,
             setup_s=setup_s,
         )
-        self._take_state(job, state)
         rest = self._stager.begin(job, tensors, frozenset(changing))
         self._start(job, rest, targets)
         return job.handle
+
+    def stage_standing(
+        self,
+        content: SaveContent,
+        *,
+        tiers: Collection[Tier],
+        after: torch.cuda.Event | None,
+        wait_s: float,
+    ) -> Callable[[], SaveOutcome]:
+        """Begin a last save from beside a training that stands still; no rank waits for another.
+
+        Called by all ranks, in any thread, while none is in another method. All of them must be
+        prepared for the tensors. Returns when these are copied.
+
+        Args:
+            content: what is saved.
+            tiers: where it goes, as far as there are such tiers.
+            after: mark in the device's work that the copies wait for.
+            wait_s: longest wait for the save before to need the staging memory no more.
+
+        Returns:
+            What brings the save to its end, as long as that takes, and says what became of it in
+            the nearest of its tiers.
+        """
+        layout = self._planner.layout_of(content.tensors)
+        targets = self._targets(content.step, tiers)
+        self._tell_started(content.step, content.reason, targets)
+        job = self._planner.job(
+            content,
+            targets[0][1],
+            layout,
+            token=f"{layout.token}last",  # there is one, at most
+            started_at_s=time.monotonic(),
+        )
+        rest = self._stager.begin(job, content.tensors, frozenset(), after=after, wait_s=wait_s)
+        if rest is not None:
+            self._stager.finish(job, rest)
+
+        def finish() -> SaveOutcome:
+            self._route.run(job, None, targets)
+            assert job.handle.outcome is not None
+            return job.handle.outcome
+
+        return finish
 
     def finish_staging(self) -> None:
         """Wait until the tensors of the save that was started last may be changed; bounded."""
@@ -288,37 +345,13 @@ class CheckpointSaver:
             if lost is not None:
                 writer.emit(EventName.WRITER_RESTART, step, tier=writer.tier, reason=lost)
 
-    def _layout_for(self, tensors: Mapping[str, torch.Tensor]) -> SaveLayout:
-        structure = structure_of(tensors)
-        if self._layout is None or self._layout[0] != structure:
-            layout = agree_on_layout(
-                tensors,
-                rank=self._rank,
-                world_size=self._world_size,
-                process_group=self._process_group,
-            )
-            self._layout = (structure, layout)
-        return self._layout[1]
+    def _targets(self, step: int, tiers: Collection[Tier]) -> list[Target]:
+        return [(writer, SaveHandle(step)) for writer in self._writers if writer.tier in tiers]
 
-    def _spec(self, step: int, layout: SaveLayout, reason: str, metric: Metric | None) -> SaveSpec:
-        return SaveSpec(
-            name=checkpoint_name(self._prefix, step),
-            token=f"{layout.token}{self._sequence:04x}",
-            step=step,
-            attempt=self._attempt,
-            plan_fingerprint=self._plan_fingerprint,
-            world_size=self._world_size,
-            reason=reason,
-            metric=metric,
-            on_point=self._on_point,
-        )
-
-    def _take_state(self, job: SaveJob, state: Mapping[str, Any]) -> None:
+    def _tell_started(self, step: int, reason: str, targets: Sequence[Target]) -> None:
         if self._rank == 0:
-            try:
-                job.spec.state.update(json.loads(json.dumps(state)))
-            except (TypeError, ValueError, RecursionError) as error:
-                job.error = f"the state is no JSON: {error}"
+            names = [writer.tier.value for writer, _ in targets]
+            self._storage.emit(EventName.CHECKPOINT_STARTED, step, reason=reason, tiers=names)
 
     def _tell_staged(self, job: SaveJob) -> None:
         self._storage.emit(
@@ -358,22 +391,3 @@ class CheckpointSaver:
                     persist_s=0.0,
                 )
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeTier:
-    """The node directories of this attempt, and who does what about them."""
-
-    place: NodePlace
-    roles: NodeRoles
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveProgress:
-    """How far a save is on one rank, in bytes of its shard."""
-
-    step: int
-    tier: Tier
-    num_bytes: int
-    size_bytes: int
-    taken_s: float

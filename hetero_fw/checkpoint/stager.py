@@ -12,6 +12,7 @@ import torch
 from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.save_job import SaveJob
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
+from hetero_fw.checkpoint.shard_layout import SaveLayout
 from hetero_fw.checkpoint.staging import StagingBuffer, StagingCopy
 from hetero_fw.errors import CheckpointError
 
@@ -55,17 +56,37 @@ class Stager:
         self._is_free.set()
         self.current: SaveJob | None = None
 
+    def prepare(self, layout: SaveLayout, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Get the memory for saves of `layout`, and show it to whatever reads it."""
+        before = self._buffer.memory
+        self._buffer.prepare(layout.own, tensors)
+        memory = self._buffer.memory
+        if memory is not None and memory is not before:
+            for executor in self._executors:
+                executor.attach(memory)
+
     def begin(
-        self, job: SaveJob, tensors: Mapping[str, torch.Tensor], changing: frozenset[str]
+        self,
+        job: SaveJob,
+        tensors: Mapping[str, torch.Tensor],
+        changing: frozenset[str],
+        *,
+        after: torch.cuda.Event | None = None,
+        wait_s: float | None = None,
     ) -> Rest | None:
-        """Copy what changes soon; returns what is left to copy, None if nothing is."""
+        """Copy what changes soon; returns what is left to copy, None if nothing is.
+
+        Args:
+            after: mark in the device's work that the copies wait for; None: as it stands now.
+            wait_s: longest wait for the memory, if it is another than usual.
+        """
         rest = None
         try:
             if job.error is None:
-                job.postponed_s = self._take_memory()
+                job.postponed_s = self._take_memory(self._wait_s if wait_s is None else wait_s)
                 job.has_staging = True
                 self.current = job
-                rest = self._copy(job, tensors, changing)
+                rest = self._copy(job, tensors, changing, after)
         except Exception as error:  # noqa: BLE001  # the writer tells the other ranks
             job.error = f"cannot stage: {error}"
         taken_s = time.monotonic() - job.started_at_s
@@ -96,35 +117,31 @@ class Stager:
         """The current save needs the memory no more."""
         self._is_free.set()
 
-    def _take_memory(self) -> float:
+    def _take_memory(self, wait_s: float) -> float:
         started_at_s = time.monotonic()
-        if not self._is_free.wait(self._wait_s):
+        if not self._is_free.wait(wait_s):
             raise CheckpointError("the save before still needs the staging memory")
         self._is_free.clear()
         return time.monotonic() - started_at_s
 
     def _copy(
-        self, job: SaveJob, tensors: Mapping[str, torch.Tensor], changing: frozenset[str]
+        self,
+        job: SaveJob,
+        tensors: Mapping[str, torch.Tensor],
+        changing: frozenset[str],
+        after: torch.cuda.Event | None,
     ) -> Rest | None:
         self._on_point(SavePoint.STAGING)
         prepare_at_s = time.monotonic()
-        self._prepare(job, tensors)
+        self.prepare(job.layout, tensors)
         job.setup_s += time.monotonic() - prepare_at_s
         copies = self._buffer.resolve(job.layout.own, job.layout.planner, tensors)
-        mark = self._buffer.mark()
+        mark = after or self._buffer.mark()
         if not self._overlaps:
             self._buffer.copy(copies, mark)
             return None
         self._buffer.copy([item for item in copies if item.fqn in changing], mark)
         return Rest(copies=[item for item in copies if item.fqn not in changing], after=mark)
-
-    def _prepare(self, job: SaveJob, tensors: Mapping[str, torch.Tensor]) -> None:
-        before = self._buffer.memory
-        self._buffer.prepare(job.layout.own, tensors)
-        memory = self._buffer.memory
-        if memory is not None and memory is not before:
-            for executor in self._executors:
-                executor.attach(memory)
 
     def _end(self, job: SaveJob) -> None:
         if job.error is None:

@@ -43,13 +43,15 @@ class StagingBuffer:
 
     def prepare(self, layout: ShardLayout, tensors: Mapping[str, torch.Tensor]) -> None:
         """Get the memory for `layout`; nothing to do if the last save had the same."""
-        is_cuda = any(tensor.is_cuda for tensor in tensors.values())
+        devices = [tensor.device for tensor in tensors.values() if tensor.is_cuda]
         if layout is self._layout and self.memory is not None:
             return
         if self.memory is not None:
             self._views = ()
             self.memory.close()
-        self.memory = HostMemory(max(1, layout.size), is_shared=self._is_shared, is_pinned=is_cuda)
+        self.memory = HostMemory(
+            max(1, layout.size), is_shared=self._is_shared, is_pinned=bool(devices)
+        )
         buffer = self.memory.tensor
         self._views = tuple(
             buffer[slot.byte_offset : slot.byte_offset + slot.length]
@@ -58,8 +60,9 @@ class StagingBuffer:
             for slot in layout.slots
         )
         self._layout = layout
-        if is_cuda and self._stream is None:
-            self._stream = torch.cuda.Stream()
+        if devices and self._stream is None:
+            # Named, because each thread has a current device of its own.
+            self._stream = torch.cuda.Stream(devices[0])
 
     def resolve(
         self,
@@ -80,7 +83,11 @@ class StagingBuffer:
 
     def mark(self) -> torch.cuda.Event | None:
         """A mark in the device's work: copies wait for what was asked of the device before it."""
-        return torch.cuda.current_stream().record_event() if self._stream is not None else None
+        return (
+            torch.cuda.current_stream(self._stream.device).record_event()
+            if self._stream is not None
+            else None
+        )
 
     def copy(self, copies: Sequence[StagingCopy], after: torch.cuda.Event | None) -> None:
         """Copy the chunks and wait until they are there; in any thread.

@@ -1,12 +1,11 @@
-"""The state of a module and its optimizer as named tensors and JSON values, and back.
+"""From a checkpoint back to the state of a module and its optimizer.
 
-Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.<key>`, where
-`<fqn>` is the parameter's name. Any number of ranks can restore what any other number saved.
+Any number of ranks can restore what any other number saved: see `live_state` for the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,65 +15,18 @@ from torch.optim import Optimizer
 
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
+from hetero_fw.checkpoint.live_state import (
+    OPTIMIZER_STATE,
+    group_settings,
+    model_tensors,
+    optimized,
+    parameter_names,
+)
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
-
-OPTIMIZER_STATE = "optimizer"
-MODEL_PREFIX = "model."
-
-# Wrappers that rename parameters without changing them.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-
-
-def canonical_fqn(fqn: str) -> str:
-    """The name of a parameter without the wrappers of compilation and recomputation."""
-    for wrapper in _WRAPPERS:
-        fqn = fqn.replace(wrapper, "")
-    return fqn
-
-
-def flatten_training_state(
-    module: nn.Module, optimizer: Optimizer | None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors by name, and the rest as JSON values under the key `optimizer`.
-
-    The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
-    optimizer's state, DTensors where the module is sharded. Pass the second value on as part of
-    a checkpoint's `state`, at its top level. With `optimizer=None`, weights and buffers only.
-
-    Raises:
-        CheckpointError: the module keeps state that is no tensor, or the optimizer has a
-            parameter that is not the module's.
-    """
-    tensors = _model_tensors(module)
-    if optimizer is None:
-        return tensors, {}
-    values: dict[str, dict[str, Any]] = {}
-    for fqn, parameter in _optimized(module, optimizer):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optim.{fqn}.{key}"] = value
-            else:
-                values.setdefault(fqn, {})[key] = value
-    groups = _group_settings(module, optimizer)
-    return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
-
-
-def buffer_names(module: nn.Module) -> frozenset[str]:
-    """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
-    return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
-
-
-def optimized_names(module: nn.Module, optimizer: Optimizer) -> frozenset[str]:
-    """Names under which `flatten_training_state` lists what the optimizer's step alone changes."""
-    names: set[str] = set()
-    for fqn, parameter in _optimized(module, optimizer):
-        names.add(f"{MODEL_PREFIX}{fqn}")
-        names |= {f"optim.{fqn}.{key}" for key in optimizer.state.get(parameter, {})}
-    return frozenset(names)
 
 
 def restore_training_state(
@@ -141,7 +93,7 @@ def _restore(
     fill: Callable[[Mapping[str, torch.Tensor]], None],
 ) -> dict[str, Any]:
     created = ranks.succeed_together(lambda: _create_state(module, optimizer, manifest, path))
-    tensors = _model_tensors(module)
+    tensors = model_tensors(module)
     for fqn, state in created.items():
         tensors |= {f"optim.{fqn}.{key}": value for key, value in state.items()}
     fill(tensors)
@@ -154,11 +106,11 @@ def _create_state(
     module: nn.Module, optimizer: Optimizer | None, manifest: Manifest, path: str
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Optimizer state to load into; checks everything that can be checked before."""
-    _model_tensors(module)
+    model_tensors(module)
     if optimizer is None or OPTIMIZER_STATE not in manifest.state:
         return {}
     saved_groups = [group["params"] for group in manifest.state[OPTIMIZER_STATE]["param_groups"]]
-    own_groups = [group["params"] for group in _group_settings(module, optimizer)]
+    own_groups = [group["params"] for group in group_settings(optimizer, parameter_names(module))]
     if saved_groups != own_groups:
         raise CheckpointError(
             f"{path} holds an optimizer with other parameter groups: of "
@@ -174,7 +126,7 @@ def _install(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     saved: Mapping[str, Any],
 ) -> None:
-    parameters = dict(_optimized(module, optimizer))
+    parameters = dict(optimized(module, optimizer))
     optimizer.state.clear()
     for fqn, parameter in parameters.items():
         state = {**tensors.get(fqn, {}), **saved["values"].get(fqn, {})}
@@ -183,50 +135,6 @@ def _install(
     for group, settings in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for key in settings.keys() - {"params"}:
             _restore_setting(group, key, settings[key])
-
-
-def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for fqn, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(
-                f"{fqn} of the module is no tensor ({type(value).__name__}); "
-                "keep extra state in a buffer."
-            )
-        tensors[f"{MODEL_PREFIX}{canonical_fqn(fqn)}"] = value
-    return tensors
-
-
-def _parameter_names(module: nn.Module) -> dict[nn.Parameter, str]:
-    return {parameter: canonical_fqn(fqn) for fqn, parameter in module.named_parameters()}
-
-
-def _optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and parameter of everything the optimizer updates."""
-    names = _parameter_names(module)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                raise CheckpointError(
-                    f"the optimizer updates a parameter of shape {tuple(parameter.shape)} that is "
-                    "not in the module; create the optimizer after sharding the module."
-                )
-            yield names[parameter], parameter
-
-
-def _group_settings(module: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
-    names = _parameter_names(module)
-    return [
-        {
-            key: [names[parameter] for parameter in value] if key == "params" else _plain(value)
-            for key, value in group.items()
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _restore_setting(group: dict[str, Any], key: str, value: Any) -> None:
@@ -255,7 +163,7 @@ def _create_optimizer_state(
             key: _unfilled(entry, parameter, key=key, on_device=on_device[parameter])
             for key, entry in saved.get(fqn, {}).items()
         }
-        for fqn, parameter in _optimized(module, optimizer)
+        for fqn, parameter in optimized(module, optimizer)
     }
 
 

@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
 from hetero_fw.checkpoint.storage import StoragePath
-from hetero_fw.checkpoint.training_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.errors import CheckpointError, did_you_mean
 
 # A safetensors file starts with the length of its header, 8 bytes, and the header, JSON.

@@ -13,6 +13,11 @@ from hetero_fw.policies.interval import (
     decide_interval,
     young_interval_s,
 )
+from hetero_fw.policies.just_in_time import (
+    JustInTimeDecision,
+    JustInTimeObservation,
+    decide_just_in_time,
+)
 from hetero_fw.policies.learning_rate import linear_scaled_lr
 from hetero_fw.policies.limits import (
     COUNTERS,
@@ -73,6 +78,8 @@ __all__ = [
     "IntervalObservation",
     "IntervalPolicy",
     "IntervalRule",
+    "JustInTimeDecision",
+    "JustInTimeObservation",
     "Limit",
     "LimitRule",
     "LimitState",
@@ -98,6 +105,7 @@ __all__ = [
     "decide_divergence",
     "decide_emergency_save",
     "decide_interval",
+    "decide_just_in_time",
     "decide_restart",
     "decide_retention",
     "decide_retry",

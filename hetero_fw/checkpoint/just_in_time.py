@@ -1,0 +1,238 @@
+"""Save the step that all ranks stand at when one of them has raised, without a collective.
+
+A rank that raises in the middle of a step leaves its peers waiting for it: no rank can change its
+weights before all have given their gradients. So every shard of the last finished step is still
+there, and each rank can save its own from a thread beside the one that waits. The idea is that of
+"Just-In-Time Checkpointing" (Gupta et al., EuroSys 2024, https://doi.org/10.1145/3627703.3650085).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed import HashStore
+from torch.distributed.distributed_c10d import Store
+
+from hetero_fw.checkpoint.live_state import LiveState
+from hetero_fw.checkpoint.manifest import Metric
+from hetero_fw.checkpoint.save_handle import SaveOutcome
+from hetero_fw.checkpoint.save_planner import SaveContent
+from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.policies import Tier
+
+_REQUEST = "just_in_time/request"
+_VERDICT = "just_in_time/verdict"
+# How often a rank looks for a request; what an idle store has to bear.
+_LOOK_S = 0.1
+# Ranks that are alive answer within one look, unless something holds their interpreter up.
+_ANSWER_S = 3.0
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandingStep:
+    """A rank's training between two changes of its weights.
+
+    Attributes:
+        step: optimizer steps completed.
+        live: what the optimizer's step alone changes.
+        buffers: copies of what a forward pass changes too.
+        state: JSON values; rank 0's count, as those of `metric`.
+        may_be_infinite: names of tensors that may hold infinities.
+        mark: place in the device's work after which the weights stand still; None on a CPU.
+    """
+
+    step: int
+    live: LiveState
+    buffers: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    metric: Metric | None = None
+    may_be_infinite: Collection[str] = ()
+    mark: torch.cuda.Event | None = None
+
+    def content(self, reason: str) -> SaveContent:
+        """What a save of it holds."""
+        tensors, values = self.live.flatten()
+        return SaveContent(
+            step=self.step,
+            tensors={**tensors, **self.buffers},
+            state={**values, **self.state},
+            reason=reason,
+            metric=self.metric,
+            may_be_infinite=self.may_be_infinite,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    rank: int
+    step: int
+    reason: str
+    tiers: tuple[str, ...]
+    timeout_s: float
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> _Request:
+        data = json.loads(text)
+        return cls(**{**data, "tiers": tuple(data["tiers"])})
+
+
+class JustInTimeSave:
+    """One rank's part in a save that begins when a rank has raised; at most one in an attempt.
+
+    The training thread says when its weights stand still and when they move. A thread beside it
+    looks for a request. First every rank says whether it stands at the step that is asked for,
+    and holds still; then, unless one refused, all of them save.
+
+    Args:
+        saver: of this rank, prepared for the tensors that the standing steps have.
+        store: seen by all ranks; None for a single one.
+    """
+
+    def __init__(
+        self, saver: CheckpointSaver, store: Store | None, *, rank: int, world_size: int
+    ) -> None:
+        assert store is not None or world_size == 1, "several ranks need a store"
+        self._saver = saver
+        self._original = store or HashStore()
+        # A connection of its own: a TCPStore client serves one caller at a time.
+        self._store: Store = self._original.clone()  # type: ignore[attr-defined]  # stub
+        self._rank = rank
+        self._world_size = world_size
+        self._standing: StandingStep | None = None
+        self._lock = threading.Lock()
+        self._has_stopped = threading.Event()
+        self._has_ended = threading.Event()
+        self._end: SaveOutcome | str = "no rank has asked for it"
+        self._thread = threading.Thread(target=self._watch, name="just-in-time", daemon=True)
+
+    def start(self) -> None:
+        """Look for requests from here on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more. Harmless when called twice or before `start`."""
+        self._has_stopped.set()
+
+    def stand(self, standing: StandingStep) -> None:
+        """Training thread: the weights stay as they are until `move`."""
+        with self._lock:
+            self._standing = standing
+
+    def move(self) -> None:
+        """Training thread: the weights change now. Waits while they are being copied; bounded."""
+        with self._lock:
+            self._standing = None
+
+    @property
+    def step(self) -> int | None:
+        """The step that this rank stands at; None while its weights change."""
+        standing = self._standing
+        return standing.step if standing is not None else None
+
+    def ask(self, reason: str, tiers: Sequence[Tier], timeout_s: float) -> SaveOutcome | str:
+        """Have all ranks save the step that this one stands at; called by one that has raised.
+
+        If another has asked before, takes part in that.
+
+        Returns:
+            What became of it, or in words why there is none. After `timeout_s` at the latest; the
+            save may still be under way then.
+        """
+        step = self.step
+        if step is None:
+            return f"the weights of rank {self._rank} were changing"
+        began_s = time.monotonic()
+        mine = _Request(
+            rank=self._rank, step=step, reason=reason, tiers=tuple(tiers), timeout_s=timeout_s
+        )
+        try:
+            asked = self._store.compare_set(_REQUEST, "", mine.to_json())
+            if _Request.from_json(asked).rank == self._rank:
+                self._lead()
+        except RuntimeError as error:  # every error of a store is one
+            return f"the store of the ranks is lost: {error}"
+        if not self._has_ended.wait(max(0.0, began_s + timeout_s - time.monotonic())):
+            return f"it did not end within {timeout_s:.3g} s"
+        return self._end
+
+    def _lead(self) -> None:
+        """Hear what every rank says, and tell all of them whether to save."""
+        keys = [_answer_key(rank) for rank in range(self._world_size)]
+        self._await(keys)
+        refusals = [
+            f"rank {rank}: {text}" for rank, text in enumerate(map(self._read, keys)) if text
+        ]
+        self._store.set(_VERDICT, "; ".join(refusals))
+
+    def _read(self, key: str) -> str:
+        if not self._store.check([key]):
+            return f"no answer within {_ANSWER_S:.3g} s"
+        return self._store.get(key).decode()
+
+    def _await(self, keys: list[str]) -> bool:
+        deadline_s = time.monotonic() + _ANSWER_S
+        while not self._store.check(keys):
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _watch(self) -> None:
+        try:
+            while not self._store.check([_REQUEST]):
+                if self._has_stopped.wait(_LOOK_S):
+                    return
+            self._end = self._take_part(_Request.from_json(self._store.get(_REQUEST)))
+        except Exception as error:  # noqa: BLE001  # thread boundary; the rank that asked has a bound
+            self._end = str(error) or repr(error)
+        self._has_ended.set()
+
+    def _take_part(self, request: _Request) -> SaveOutcome | str:
+        # Held until the tensors are copied, so that what this rank says stays true.
+        if not self._lock.acquire(timeout=_ANSWER_S):
+            return self._answer("the weights were changing")
+        try:
+            standing = self._standing
+            refusal = self._answer(self._problem(request, standing))
+            if refusal or standing is None:
+                return refusal
+            finish = self._saver.stage_standing(
+                standing.content(request.reason),
+                tiers=[Tier(tier) for tier in request.tiers],
+                after=standing.mark,
+                wait_s=request.timeout_s,
+            )
+        finally:
+            self._lock.release()
+        return finish()
+
+    def _problem(self, request: _Request, standing: StandingStep | None) -> str:
+        """Why this rank cannot take part; empty if it can."""
+        if standing is None:
+            return "the weights were changing"
+        if standing.step != request.step:
+            return f"stands at step {standing.step}, not at {request.step}"
+        if not self._saver.is_prepared(standing.content(request.reason).tensors):
+            return "the tensors are not those that saves were planned for"
+        return ""
+
+    def _answer(self, problem: str) -> str:
+        """Tell the rank that asked; returns why nobody saves, empty if all do."""
+        self._store.set(_answer_key(self._rank), problem)
+        if not self._await([_VERDICT]):
+            return "the rank that asked did not go on"
+        return self._store.get(_VERDICT).decode()
+
+
+def _answer_key(rank: int) -> str:
+    return f"just_in_time/answer/{rank}"

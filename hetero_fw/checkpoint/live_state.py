@@ -1,0 +1,168 @@
+"""The tensors of a module and its optimizer as they are, under names that no plan changes.
+
+Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.<key>`, where
+`<fqn>` is the parameter's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hetero_fw.errors import CheckpointError
+
+OPTIMIZER_STATE = "optimizer"
+MODEL_PREFIX = "model."
+
+# Wrappers that rename parameters without changing them.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def canonical_fqn(fqn: str) -> str:
+    """The name of a parameter without the wrappers of compilation and recomputation."""
+    for wrapper in _WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
+
+
+class LiveState:
+    """A training's tensors by name, looked up once and read as often as one likes.
+
+    The module is asked when this is made, between two steps: while a step computes, FSDP has other
+    tensors in the places of its parameters. The optimizer's state is read each time.
+
+    Args:
+        module: sharded already, if it is going to be.
+        optimizer: None: weights and buffers only.
+
+    Raises:
+        CheckpointError: the module keeps state that is no tensor, or the optimizer has a parameter
+            that is not the module's.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer | None) -> None:
+        self._model = model_tensors(module)
+        self._buffers = tuple(_persistent_buffers(module))
+        self._optimizer = optimizer
+        self._optimized = tuple(optimized(module, optimizer)) if optimizer is not None else ()
+        self._names = {parameter: fqn for fqn, parameter in self._optimized}
+
+    def flatten(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors by name, and the rest as JSON values under the key `optimizer`.
+
+        The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
+        optimizer's state, DTensors where the module is sharded. Pass the second value on as part
+        of a checkpoint's `state`, at its top level.
+        """
+        tensors = dict(self._model)
+        if self._optimizer is None:
+            return tensors, {}
+        values: dict[str, dict[str, Any]] = {}
+        for fqn, parameter in self._optimized:
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optim.{fqn}.{key}"] = value
+                else:
+                    values.setdefault(fqn, {})[key] = value
+        groups = group_settings(self._optimizer, self._names)
+        return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
+
+    def copy_buffers(self) -> dict[str, torch.Tensor]:
+        """What a forward pass may change, as it is now."""
+        with torch.no_grad():
+            return {
+                name: buffer.detach().clone()
+                for name, owner, key in self._buffers
+                if (buffer := owner._buffers.get(key)) is not None
+            }
+
+
+def flatten_training_state(
+    module: nn.Module, optimizer: Optimizer | None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """As `LiveState.flatten`, once.
+
+    Raises:
+        CheckpointError: as `LiveState`.
+    """
+    return LiveState(module, optimizer).flatten()
+
+
+def buffer_names(module: nn.Module) -> frozenset[str]:
+    """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
+    return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
+
+
+def optimized_names(module: nn.Module, optimizer: Optimizer) -> frozenset[str]:
+    """Names under which `flatten_training_state` lists what the optimizer's step alone changes."""
+    names: set[str] = set()
+    for fqn, parameter in optimized(module, optimizer):
+        names.add(f"{MODEL_PREFIX}{fqn}")
+        names |= {f"optim.{fqn}.{key}" for key in optimizer.state.get(parameter, {})}
+    return frozenset(names)
+
+
+def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers.
+
+    Raises:
+        CheckpointError: the module keeps state that is no tensor.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for fqn, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{fqn} of the module is no tensor ({type(value).__name__}); "
+                "keep extra state in a buffer."
+            )
+        tensors[f"{MODEL_PREFIX}{canonical_fqn(fqn)}"] = value
+    return tensors
+
+
+def parameter_names(module: nn.Module) -> dict[nn.Parameter, str]:
+    """The name of each parameter."""
+    return {parameter: canonical_fqn(fqn) for fqn, parameter in module.named_parameters()}
+
+
+def optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and parameter of everything the optimizer updates.
+
+    Raises:
+        CheckpointError: it updates a parameter that is not the module's.
+    """
+    names = parameter_names(module)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CheckpointError(
+                    f"the optimizer updates a parameter of shape {tuple(parameter.shape)} that is "
+                    "not in the module; create the optimizer after sharding the module."
+                )
+            yield names[parameter], parameter
+
+
+def group_settings(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:
+    """The optimizer's parameter groups, with names for parameters, as JSON values."""
+    return [
+        {
+            key: [names[parameter] for parameter in value] if key == "params" else _plain(value)
+            for key, value in group.items()
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Name, owner and key of each buffer that a state dict lists. One may replace another."""
+    for prefix, owner in module.named_modules():
+        for key in owner._buffers.keys() - owner._non_persistent_buffers_set:
+            fqn = f"{prefix}.{key}" if prefix else key
+            yield f"{MODEL_PREFIX}{canonical_fqn(fqn)}", owner, key
