@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,18 +14,18 @@ from omegaconf import DictConfig
 
 from hetero_fw.app.build import interval_rule
 from hetero_fw.app.context import RankContext
+from hetero_fw.app.live_training import LiveTraining
 from hetero_fw.app.node_tier import build_node_tier
 from hetero_fw.app.places import build_place
 from hetero_fw.app.space import checkpoint_bytes_of
-from hetero_fw.app.state import collect_state, newest_metric
-from hetero_fw.callbacks import AdaptiveCheckpoint, TierSchedule, read_facts
-from hetero_fw.checkpoint import (
-    CheckpointSaver,
-    WriterProcess,
-    buffer_names,
-    flatten_training_state,
-    optimized_names,
+from hetero_fw.callbacks import (
+    AdaptiveCheckpoint,
+    JustInTimeCheckpoint,
+    TierSchedule,
+    read_facts,
 )
+from hetero_fw.checkpoint import CheckpointSaver, JustInTimeSave, StandingStep, WriterProcess
+from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import (
     EventName,
     committed_saves,
@@ -102,37 +104,32 @@ def _new_group(context: RankContext) -> dist.ProcessGroup | None:
 def build_checkpointing(
     context: RankContext,
     strategy: HeteroFSDPStrategy,
-    module: pl.LightningModule,
+    training: LiveTraining,
     saver: CheckpointSaver | None,
+    schedules: Sequence[TierSchedule],
     start_step: int,
 ) -> AdaptiveCheckpoint:
     """The callback that asks the policy after each step, for every tier that there is."""
-    saves_optimizer = context.cfg.ckpt.save_optimizer_states
 
     def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
         assert saver is not None
-        optimizer = strategy.optimizers[0] if saves_optimizer else None
-        tensors, state = flatten_training_state(module, optimizer)
+        content = training.content(step, reason)
         saver.save(
             step,
-            tensors,
-            {**state, **collect_state(module.trainer)},
+            content.tensors,
+            content.state,
             reason=reason,
-            tiers=tiers,
-            metric=newest_metric(
-                context.cfg.ckpt.monitor,
-                module.trainer.callback_metrics,
-                strategy.finished_step.loss,
-            ),
-            may_be_infinite=buffer_names(module),
+            metric=content.metric,
+            may_be_infinite=content.may_be_infinite,
             # Everything else stays as it is until the optimizer's next step.
-            changing=tensors.keys() - optimized_names(module, strategy.optimizers[0]),
+            changing=training.live.changing,
+            tiers=tiers,
         )
 
     return AdaptiveCheckpoint(
         source=strategy,
         saver=saver,
-        schedules=_schedules(context, saver, start_step),
+        schedules=schedules,
         save=save,
         stop=context.stop,
         first_step=start_step,
@@ -141,9 +138,10 @@ def build_checkpointing(
     )
 
 
-def _schedules(
+def build_schedules(
     context: RankContext, saver: CheckpointSaver | None, start_step: int
 ) -> list[TierSchedule]:
+    """When to save to each tier that there is, nearest first."""
     if saver is None:
         return []
     rule = interval_rule(context.cfg)
@@ -165,6 +163,50 @@ def is_stored(context: RankContext, step: int) -> bool:
     """Whether this or an earlier attempt has brought `step` to the storage."""
     events = read_events(context.run_dir.events_path)
     return any(event["step"] == step for event in committed_saves(events, Tier.STORAGE))
+
+
+def build_just_in_time(
+    context: RankContext,
+    training: LiveTraining,
+    saver: CheckpointSaver | None,
+    schedules: Sequence[TierSchedule],
+    stand_still: Callable[[float], None],
+) -> list[JustInTimeCheckpoint]:
+    """The callback that saves when a rank has raised, unless that is off."""
+    emergency = context.cfg.callbacks.emergency_save
+    if saver is None or emergency is None or emergency.exception_grace_s is None:
+        return []
+
+    is_prepared = False
+
+    def stand(step: int) -> StandingStep:
+        nonlocal is_prepared
+        standing = training.stand(step)
+        if not is_prepared:
+            is_prepared = True
+            began_s = time.perf_counter()
+            # If it fails, so will the first save, which says why.
+            with contextlib.suppress(CheckpointError, OSError):
+                saver.prepare(standing.content("").tensors)
+            stand_still(time.perf_counter() - began_s)
+        return standing
+
+    return [
+        JustInTimeCheckpoint(
+            part=JustInTimeSave(
+                saver,
+                context.store if context.plan.world_size > 1 else None,
+                rank=context.rank,
+                world_size=context.plan.world_size,
+            ),
+            stand=stand,
+            saver=saver,
+            schedules=schedules,
+            events=context.events,
+            rank=context.rank,
+            grace_s=emergency.exception_grace_s,
+        )
+    ]
 
 
 def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:

@@ -251,6 +251,9 @@ class EmergencySaves:
 
     interval_s: float = key(1.0, "seconds between two readings", above=0)
     cooldown_s: float = key(600.0, "least seconds between two such saves", at_least=0)
+    exception_grace_s: float | None = key(
+        60.0, "longest stay of a rank that has raised, for a last save; null: none", above=0
+    )
     save_signals: list[SaveSignal] = key(list, "signals after which the run saves and goes on")
     source: Component | None = key(None, "where readings come from, null: NVML and psutil")
     host_memory_percent: TelemetryLimit | None = limit(

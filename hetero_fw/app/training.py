@@ -18,10 +18,17 @@ from hetero_fw.app.build import (
 )
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
+from hetero_fw.app.live_training import LiveTraining
 from hetero_fw.app.node_tier import clear_node_directory
 from hetero_fw.app.restore import Restore, Wasted
 from hetero_fw.app.restoring import build_restore_watch, claim_and_search, next_checkpoint
-from hetero_fw.app.saving import build_checkpointing, build_saver, is_stored
+from hetero_fw.app.saving import (
+    build_checkpointing,
+    build_just_in_time,
+    build_saver,
+    build_schedules,
+    is_stored,
+)
 from hetero_fw.app.space import check_space_of
 from hetero_fw.app.trainer import build_trainer
 from hetero_fw.callbacks import (
@@ -86,7 +93,9 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
         init_weights(cfg, module)
     strategy = _build_strategy(context)
     saver = build_saver(context, module, start_step if found is not None else None)
-    checkpointing = build_checkpointing(context, strategy, module, saver, start_step)
+    live = LiveTraining(context, strategy, module)
+    schedules = build_schedules(context, saver, start_step)
+    checkpointing = build_checkpointing(context, strategy, live, saver, schedules, start_step)
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
     restore = Restore(context, found, wasted)
@@ -97,6 +106,7 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
         *_recorders(context, strategy, start_step),
         checkpointing,
         *emergency,
+        *build_just_in_time(context, live, saver, schedules, checkpointing.stand_still),
     ]
     trainer = build_trainer(context, strategy, callbacks, start_step=start_step)
     return _Training(

@@ -2,6 +2,7 @@
 
 from hetero_fw.callbacks.checkpointing import AdaptiveCheckpoint
 from hetero_fw.callbacks.emergency_save import EmergencySave, LimitWatch
+from hetero_fw.callbacks.just_in_time import JustInTimeCheckpoint
 from hetero_fw.callbacks.recording import StepRecorder
 from hetero_fw.callbacks.restore_watch import RestoreWatch
 from hetero_fw.callbacks.run_history import RunHistoryFacts, SaveHistory, read_facts
@@ -11,6 +12,7 @@ from hetero_fw.callbacks.tier_schedule import TierSchedule
 __all__ = [
     "AdaptiveCheckpoint",
     "EmergencySave",
+    "JustInTimeCheckpoint",
     "LimitWatch",
     "RestoreWatch",
     "RunHistoryFacts",

@@ -130,7 +130,7 @@ class AdaptiveCheckpoint(Callback):
         if self._saver is not None:
             began_s = time.perf_counter()
             self._saver.finish_staging()
-            self._stand_still(time.perf_counter() - began_s)
+            self.stand_still(time.perf_counter() - began_s)
 
     def save_now(self, reason: str) -> None:
         """Save the step that has just ended, unless that is done or checkpoints are off.
@@ -160,9 +160,10 @@ class AdaptiveCheckpoint(Callback):
                 schedule.save_began(self._step)
         self._save_training(self._step, reason, wanted)
         self._is_disturbed = True
-        self._stand_still(time.perf_counter() - began_s)
+        self.stand_still(time.perf_counter() - began_s)
 
-    def _stand_still(self, seconds: float) -> None:
+    def stand_still(self, seconds: float) -> None:
+        """Leave `seconds` that training has just waited out of the time of its step."""
         self._stood_still_s += seconds
         self._source.exclude_from_pace(seconds)
 
@@ -197,7 +198,7 @@ class AdaptiveCheckpoint(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A step with a validation in it says nothing about step times, measured or emulated.
         self._is_disturbed = True
-        self._stand_still(time.perf_counter() - self._validation_began_s)
+        self.stand_still(time.perf_counter() - self._validation_began_s)
 
     @override
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,9 +1,8 @@
 """Save before it is too late: when a device or its host nears its end, or a signal asks for it.
 
 Any rank may ask; the question travels with the report of the step, so that all ranks save at the
-same step boundary and training goes on. A rank that raises an exception asks for nothing: it must
-enter no collective, its peers stand in the middle of a step, and a shard of its own would fit no
-other. The newest committed checkpoint is what stands then.
+same step boundary and training goes on. For a rank that raises an exception see `just_in_time`: it
+must enter no collective.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection
 
 from hetero_fw.callbacks.run_history import RunHistoryFacts
@@ -50,6 +51,17 @@ class TierSchedule:
         self._num_postponed = 0
         self._num_failed = 0
         self._committed_step = first_step
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Usual time of a step that nothing disturbs; None before it is known."""
+        return statistics.median(self._meter.step_times_s) if self._meter.step_times_s else None
+
+    @property
+    def persist_time_s(self) -> float | None:
+        """Usual time from the end of staging until a save is published; None likewise."""
+        times_s = self._meter.persist_times_s
+        return statistics.median(times_s) if times_s else None
 
     def decide(self, step: int, elapsed_s: float, *, save_in_flight: bool) -> SaveDecision:
         """Whether to save after `step`.

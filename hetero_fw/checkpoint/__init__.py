@@ -34,7 +34,6 @@ from hetero_fw.checkpoint.live_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
-    optimized_names,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
@@ -64,6 +63,7 @@ from hetero_fw.checkpoint.quarantine import (
 )
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome, SaveProgress
+from hetero_fw.checkpoint.save_planner import SaveContent
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.checkpoint.search import TierRoot
@@ -114,6 +114,7 @@ __all__ = [
     "Quarantine",
     "Ranks",
     "Rejection",
+    "SaveContent",
     "SaveHandle",
     "SaveOutcome",
     "SavePoint",
@@ -149,7 +150,6 @@ __all__ = [
     "load_weights",
     "num_attempts",
     "open_root",
-    "optimized_names",
     "prune",
     "published_paths",
     "read_info",

@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import Store
 
-from hetero_fw.checkpoint.live_state import LiveState
-from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_planner import SaveContent
 from hetero_fw.checkpoint.saver import CheckpointSaver
+from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import Tier
 
 _REQUEST = "just_in_time/request"
@@ -41,32 +39,14 @@ class StandingStep:
 
     Attributes:
         step: optimizer steps completed.
-        live: what the optimizer's step alone changes.
-        buffers: copies of what a forward pass changes too.
-        state: JSON values; rank 0's count, as those of `metric`.
-        may_be_infinite: names of tensors that may hold infinities.
+        content: what a save of it holds, for a reason; asked in another thread than the training's.
+            Raises CheckpointError if it does not stand any more.
         mark: place in the device's work after which the weights stand still; None on a CPU.
     """
 
     step: int
-    live: LiveState
-    buffers: Mapping[str, torch.Tensor]
-    state: Mapping[str, Any] = field(default_factory=dict)
-    metric: Metric | None = None
-    may_be_infinite: Collection[str] = ()
+    content: Callable[[str], SaveContent]
     mark: torch.cuda.Event | None = None
-
-    def content(self, reason: str) -> SaveContent:
-        """What a save of it holds."""
-        tensors, values = self.live.flatten()
-        return SaveContent(
-            step=self.step,
-            tensors={**tensors, **self.buffers},
-            state={**values, **self.state},
-            reason=reason,
-            metric=self.metric,
-            may_be_infinite=self.may_be_infinite,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +73,9 @@ class JustInTimeSave:
     looks for a request. First every rank says whether it stands at the step that is asked for,
     and holds still; then, unless one refused, all of them save.
 
+    Attributes:
+        has_led: this rank was the first to ask.
+
     Args:
         saver: of this rank, prepared for the tensors that the standing steps have.
         store: seen by all ranks; None for a single one.
@@ -113,6 +96,7 @@ class JustInTimeSave:
         self._has_stopped = threading.Event()
         self._has_ended = threading.Event()
         self._end: SaveOutcome | str = "no rank has asked for it"
+        self.has_led = False
         self._thread = threading.Thread(target=self._watch, name="just-in-time", daemon=True)
 
     def start(self) -> None:
@@ -158,6 +142,7 @@ class JustInTimeSave:
         try:
             asked = self._store.compare_set(_REQUEST, "", mine.to_json())
             if _Request.from_json(asked).rank == self._rank:
+                self.has_led = True
                 self._lead()
         except RuntimeError as error:  # every error of a store is one
             return f"the store of the ranks is lost: {error}"
@@ -203,11 +188,12 @@ class JustInTimeSave:
             return self._answer("the weights were changing")
         try:
             standing = self._standing
-            refusal = self._answer(self._problem(request, standing))
-            if refusal or standing is None:
+            content = self._content(request, standing)
+            refusal = self._answer(content if isinstance(content, str) else "")
+            if refusal or standing is None or isinstance(content, str):
                 return refusal
             finish = self._saver.stage_standing(
-                standing.content(request.reason),
+                content,
                 tiers=[Tier(tier) for tier in request.tiers],
                 after=standing.mark,
                 wait_s=request.timeout_s,
@@ -216,15 +202,19 @@ class JustInTimeSave:
             self._lock.release()
         return finish()
 
-    def _problem(self, request: _Request, standing: StandingStep | None) -> str:
-        """Why this rank cannot take part; empty if it can."""
+    def _content(self, request: _Request, standing: StandingStep | None) -> SaveContent | str:
+        """What this rank would save, or in words why it cannot take part."""
         if standing is None:
             return "the weights were changing"
         if standing.step != request.step:
             return f"stands at step {standing.step}, not at {request.step}"
-        if not self._saver.is_prepared(standing.content(request.reason).tensors):
+        try:
+            content = standing.content(request.reason)
+        except CheckpointError as error:
+            return str(error)
+        if not self._saver.is_prepared(content.tensors):
             return "the tensors are not those that saves were planned for"
-        return ""
+        return content
 
     def _answer(self, problem: str) -> str:
         """Tell the rank that asked; returns why nobody saves, empty if all do."""

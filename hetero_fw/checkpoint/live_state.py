@@ -50,16 +50,33 @@ class LiveState:
         self._optimizer = optimizer
         self._optimized = tuple(optimized(module, optimizer)) if optimizer is not None else ()
         self._names = {parameter: fqn for fqn, parameter in self._optimized}
+        self._others = tuple(sorted(self.changing - self.buffers))
 
-    def flatten(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    @property
+    def changing(self) -> frozenset[str]:
+        """Names of what may change before the optimizer's next step, and of what it never does."""
+        return frozenset(self._model) - {f"{MODEL_PREFIX}{fqn}" for fqn, _ in self._optimized}
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names of the buffers among them; some hold infinities by design."""
+        return frozenset(name for name, _, _ in self._buffers)
+
+    def flatten(
+        self, *, with_optimizer: bool = True
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors by name, and the rest as JSON values under the key `optimizer`.
 
         The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
         optimizer's state, DTensors where the module is sharded. Pass the second value on as part
-        of a checkpoint's `state`, at its top level.
+        of a checkpoint's `state`, at its top level. Without the optimizer there is none.
         """
-        tensors = dict(self._model)
-        if self._optimizer is None:
+        tensors = self._model | {
+            name: buffer
+            for name, owner, key in self._buffers
+            if (buffer := owner._buffers[key]) is not None
+        }
+        if self._optimizer is None or not with_optimizer:
             return tensors, {}
         values: dict[str, dict[str, Any]] = {}
         for fqn, parameter in self._optimized:
@@ -71,13 +88,20 @@ class LiveState:
         groups = group_settings(self._optimizer, self._names)
         return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
 
+    def versions(self) -> tuple[int, ...]:
+        """Changes with every write to parameters that the optimizer leaves alone, such as averages.
+
+        A write through `.data` is not seen.
+        """
+        return tuple(self._model[name]._version for name in self._others)
+
     def copy_buffers(self) -> dict[str, torch.Tensor]:
         """What a forward pass may change, as it is now."""
         with torch.no_grad():
             return {
                 name: buffer.detach().clone()
                 for name, owner, key in self._buffers
-                if (buffer := owner._buffers.get(key)) is not None
+                if (buffer := owner._buffers[key]) is not None
             }
 
 
@@ -95,15 +119,6 @@ def flatten_training_state(
 def buffer_names(module: nn.Module) -> frozenset[str]:
     """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
     return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
-
-
-def optimized_names(module: nn.Module, optimizer: Optimizer) -> frozenset[str]:
-    """Names under which `flatten_training_state` lists what the optimizer's step alone changes."""
-    names: set[str] = set()
-    for fqn, parameter in optimized(module, optimizer):
-        names.add(f"{MODEL_PREFIX}{fqn}")
-        names |= {f"optim.{fqn}.{key}" for key in optimizer.state.get(parameter, {})}
-    return frozenset(names)
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

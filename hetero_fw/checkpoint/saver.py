@@ -11,6 +11,7 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
+from hetero_fw.checkpoint.in_flight import SavesInFlight
 from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.place import Place
@@ -142,8 +143,7 @@ class CheckpointSaver:
             on_staged=self._tell_staged,
         )
         self._route = Route(self._stager, timeout_s=timeout_s, is_foreground=not is_async)
-        self._in_flight: list[tuple[Tier, SaveHandle]] = []
-        self._unreported: list[SaveHandle] = []
+        self._in_flight = SavesInFlight()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -204,7 +204,8 @@ class CheckpointSaver:
         """
         started_at_s = time.monotonic()
         targets = self._targets(step, tiers)
-        self._unreported += [handle for _, handle in targets]
+        for writer, handle in targets:
+            self._in_flight.started(writer.tier, handle)
         self._check_executor(step)
         self._tell_started(step, reason, targets)
         try:
@@ -283,8 +284,7 @@ class CheckpointSaver:
 
     def busy_tiers(self) -> frozenset[Tier]:
         """Tiers that a save of this rank is on its way to."""
-        self._in_flight = [(tier, h) for tier, h in self._in_flight if not h.is_done]
-        return frozenset(tier for tier, _ in self._in_flight)
+        return self._in_flight.tiers()
 
     def is_busy(self) -> bool:
         """Whether a save of this rank is in flight."""
@@ -314,16 +314,16 @@ class CheckpointSaver:
         Also looks after what writes them: call it once a step.
         """
         self._check_executor(None)
-        ended = [(handle, handle.outcome) for handle in self._unreported]
-        self._unreported = [handle for handle, outcome in ended if outcome is None]
-        return [outcome for _, outcome in ended if outcome is not None]
+        return self._in_flight.take_ended()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for all saves in flight; False if one still is after `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
-        return all(
-            handle.wait(max(0.0, deadline_s - time.monotonic())) for _, handle in self._in_flight
-        )
+    @property
+    def pending_step(self) -> int | None:
+        """Newest step on its way to the nearest tier, None if nothing is."""
+        return self._in_flight.newest_step(self._writers[0].tier)
+
+    def wait(self, timeout_s: float, tiers: Collection[Tier] = tuple(Tier)) -> bool:
+        """Wait for all saves in flight to `tiers`; False if one still is after `timeout_s`."""
+        return self._in_flight.wait(timeout_s, tiers)
 
     def close(self, timeout_s: float) -> bool:
         """Wait for saves in flight and give up those that are not done after `timeout_s`.
@@ -367,7 +367,6 @@ class CheckpointSaver:
         if not self._is_async:
             self._route.run(job, rest, targets)
             return
-        self._in_flight += [(writer.tier, handle) for writer, handle in targets]
         # A thread of its own for each save: whatever ends it, the next save has a fresh one.
         threading.Thread(
             target=self._route.run,

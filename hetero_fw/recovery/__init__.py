@@ -1,7 +1,7 @@
 """Watch ranks, end them cleanly, start them again."""
 
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
-from hetero_fw.recovery.failure import RankFailure, write_failure
+from hetero_fw.recovery.failure import RankFailure, classify_exception, write_failure
 from hetero_fw.recovery.fork_server import share_fork_server
 from hetero_fw.recovery.heartbeat import Heartbeat
 from hetero_fw.recovery.lifeline import die_with_parent
@@ -22,6 +22,7 @@ __all__ = [
     "StopRequest",
     "StoreAddress",
     "Supervisor",
+    "classify_exception",
     "die_with_parent",
     "share_fork_server",
     "write_failure",

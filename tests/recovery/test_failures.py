@@ -42,16 +42,63 @@ def test_exception_on_one_rank_ends_the_run(train: Start) -> None:
     assert run.read_json("summary.json")["status"] == "FAILED"
 
 
+def emergencies(run: TrainRun) -> list[tuple[int, int, bool]]:
+    """Step, rank that asked, and whether it was saved."""
+    return [
+        (event["step"], event["asking_rank"], event["is_saved"])
+        for event in run.events("emergency_save")
+    ]
+
+
 def test_passing_exception_costs_nothing_but_time(
     start_train: Start, tmp_path: Path, run_dir: Path
 ) -> None:
     marker = tmp_path / "failed"
-    run = start_train(*PAIR, *faulty(fail_rank=1, fail_step=8, marker=marker)).wait()
+    fault = faulty(fail_rank=1, fail_step=8, marker=marker)
+    run = start_train(*PAIR, *fault, "ckpt.interval_steps=12").wait()
     assert run.returncode == 0, run.output
     (failure,) = run.events("failure_detected")
     assert failure["failed_rank"] == 1
-    assert run.events("restored")[0]["step"] == 6
+    # All ranks stood at step 7, and none has to be computed again.
+    assert emergencies(run) == [(7, 1, True)]
+    assert "rank 1 has raised; step 7 is saved: 7 steps" in run.output
+    assert run.events("restored")[0]["step"] == 7
+    assert run.read_json("summary.json")["lost_steps"] == 0
     assert digest_of(run_dir) == digest_of(undisturbed(tmp_path / "undisturbed", *PAIR))
+
+
+def test_exception_of_the_only_rank(start_train: Start, tmp_path: Path) -> None:
+    fault = faulty(fail_step=8, marker=tmp_path / "failed")
+    alone = ("hardware=single_gpu", *TINY[1:])
+    run = start_train(*alone, *fault, "ckpt.interval_steps=12").wait()
+    assert run.returncode == 0, run.output
+    assert emergencies(run) == [(7, 0, True)]
+    assert run.events("restored")[0]["step"] == 7
+
+
+def test_exception_while_the_weights_change_falls_back_to_the_last_save(
+    start_train: Start, tmp_path: Path
+) -> None:
+    marker = tmp_path / "failed"
+    run = start_train(
+        *PAIR,
+        "+callbacks.broken._target_=tests.recovery.modules.BreakOnce",
+        "+callbacks.broken.step=8",
+        f"+callbacks.broken.marker={marker}",
+    ).wait()
+    assert run.returncode == 0, run.output
+    # Rank 0 has not reached the end of step 8, rank 1 may have. A save under way is waited for.
+    assert not emergencies(run)
+    assert run.events("restored")[0]["step"] == 6
+
+
+def test_exception_of_which_nobody_wants_a_save(start_train: Start, tmp_path: Path) -> None:
+    fault = faulty(fail_rank=1, fail_step=20, marker=tmp_path / "failed")
+    off = "callbacks.emergency_save.exception_grace_s=null"
+    run = start_train(*PAIR, *fault, off).wait()
+    assert run.returncode == 0, run.output
+    assert not emergencies(run)
+    assert run.events("restored")[0]["step"] in (6, 12, 18)
 
 
 def test_configuration_error_is_never_retried(train: Start) -> None:

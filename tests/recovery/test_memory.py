@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.conftest import TrainRun
 from tests.recovery.runs import faulty
@@ -41,3 +42,21 @@ def test_exceeding_the_budget_is_not_retried(train: Train) -> None:
     assert failure["kind"] == "out_of_memory"
     assert not run.events("restart")
     assert run.read_json("status.json")["status"] == "FAILED"
+
+
+def test_what_is_not_tried_again_is_kept_where_the_next_command_finds_it(
+    start_train: Train, tmp_path: Path
+) -> None:
+    run = start_train(
+        *TINY,
+        *faulty(fault="allocate", fail_rank=3, fail_step=8),
+        "hardware.groups.v100.memory_gib=2",
+        "ckpt.interval_steps=20",
+        f"ckpt.tiers.local={tmp_path}/nodes",
+    ).wait()
+    assert run.returncode == 1
+    assert run.events("failure_detected")[0]["kind"] == "out_of_memory"
+    (saved,) = run.events("emergency_save")
+    assert (saved["step"], saved["asking_rank"], saved["is_saved"]) == (7, 3, True)
+    kept = {(event["step"], event["tier"]) for event in run.events("checkpoint_committed")}
+    assert kept == {(7, "local"), (7, "storage")}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TrainRun
+from tests.recovery.runs import faulty
 from tests.recovery.test_kill import TINY, Start, digest_of, rank_pid
 
 # Every fourth step to the nodes; to the storage only what the end of the run brings.
@@ -177,3 +178,20 @@ def test_a_run_that_ends_without_its_last_step_in_the_storage_says_so(
     assert f"{tmp_path}/nodes holds one of step 24" in run.output
     assert "the place of the checkpoints is gone" in run.output
     assert (tmp_path / "nodes/run/a100-0/hetero_ckpt-step-00000024/manifest.json").is_file()
+
+
+def test_after_an_exception_the_nodes_have_the_step_it_came_after(
+    start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
+) -> None:
+    run = start_train(
+        *TINY,
+        *faulty(fail_rank=2, fail_step=8, marker=tmp_path / "failed"),
+        "ckpt.interval_steps=20",
+        f"ckpt.tiers.local={tmp_path}/nodes",
+        "ckpt.tiers.storage_interval_steps=1000",
+    ).wait()
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    assert (restored["step"], restored["tiers"]) == (7, ["local"])
+    assert committed(run, "storage") == [24]
+    assert digest_of(run.run_dir) == undisturbed(start_train)

@@ -194,7 +194,8 @@ def _lane_y(index: int) -> float:
 def _lane(index: int, events: Sequence[Row], clock: Clock, x: Scale) -> str:
     name, names, shape, color = _LANES[index]
     y = _lane_y(index + 1)
-    chosen = [event for event in events if event["event"] in names]
+    # A save that an exception asked for, and that did not come about, is no save.
+    chosen = [e for e in events if e["event"] in names and e.get("is_saved", True)]
     stride = 1 + len(chosen) // _MAX_MARKERS
     markers = [
         f'<path class="marker" style="--color:{color}" d="{_shape(shape, x(at_s), y)}">'

@@ -1,0 +1,149 @@
+"""Save the last finished step when a rank has raised an exception, before the attempt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from hetero_fw.callbacks.tier_schedule import TierSchedule
+from hetero_fw.checkpoint import CheckpointSaver, JustInTimeSave, SaveOutcome, StandingStep
+from hetero_fw.monitoring import EventLog, EventName
+from hetero_fw.policies import (
+    PERMANENT,
+    JustInTimeDecision,
+    JustInTimeObservation,
+    Tier,
+    decide_just_in_time,
+)
+from hetero_fw.recovery import classify_exception
+
+
+class JustInTimeCheckpoint(Callback):
+    """Comes last of the callbacks that save: at its step boundary the others have had their say.
+
+    Args:
+        part: this rank's part in such a save.
+        stand: the training as it stands after the step that has just ended.
+        saver: of this rank.
+        schedules: of the tiers, nearest first.
+        grace_s: longest time that a rank that has raised stays for the save.
+        announce: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        *,
+        part: JustInTimeSave,
+        stand: Callable[[int], StandingStep],
+        saver: CheckpointSaver,
+        schedules: Sequence[TierSchedule],
+        events: EventLog,
+        rank: int,
+        grace_s: float,
+        announce: Callable[[str], None] = print,
+    ) -> None:
+        self._part = part
+        self._stand = stand
+        self._saver = saver
+        self._schedules = schedules
+        self._events = events
+        self._rank = rank
+        self._grace_s = grace_s
+        self._announce = announce
+
+    @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._part.start()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._part.stand(self._stand(trainer.global_step))
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        self._part.move()
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._save(exception)
+        self._part.stop()
+
+    @override
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._part.stop()
+
+    def _save(self, exception: BaseException) -> None:
+        """Save the step that all stand at, or else let the save under way come to its end."""
+        step, pending = self._part.step, self._saver.pending_step
+        is_saved = False
+        if step is not None and step not in (pending, self._saver.safe_step):
+            decision = self._decide(step)
+            outcome = self._ask(exception) if decision.save else decision.reason
+            is_saved = isinstance(outcome, SaveOutcome) and outcome.ok
+            # Ranks that lost a peer raise too, and have nothing to add.
+            if self._part.has_led or not decision.save:
+                self._tell(step, decision, outcome, exception)
+        if pending is not None and not is_saved and self._decide(pending).save:
+            self._saver.wait(self._grace_s, self._nearest)
+
+    @property
+    def _nearest(self) -> list[Tier]:
+        return [self._schedules[0].tier]
+
+    def _decide(self, step: int) -> JustInTimeDecision:
+        nearest = self._schedules[0]
+        return decide_just_in_time(
+            JustInTimeObservation(
+                step=step,
+                safe_step=self._saver.safe_step or 0,
+                step_time_s=nearest.step_time_s,
+                save_time_s=nearest.persist_time_s,
+                grace_s=self._grace_s,
+            )
+        )
+
+    def _ask(self, exception: BaseException) -> SaveOutcome | str:
+        reason = f"exception on rank {self._rank}: {type(exception).__name__}"
+        return self._part.ask(reason, self._tiers_after(exception), self._grace_s)
+
+    def _tiers_after(self, exception: BaseException) -> list[Tier]:
+        """The nearest serves the next attempt; what no attempt follows goes all the way."""
+        is_last = classify_exception(exception) in PERMANENT
+        return [schedule.tier for schedule in self._schedules] if is_last else self._nearest
+
+    def _tell(
+        self,
+        step: int,
+        decision: JustInTimeDecision,
+        outcome: SaveOutcome | str,
+        exception: BaseException,
+    ) -> None:
+        is_saved = isinstance(outcome, SaveOutcome) and outcome.ok
+        why = outcome.reason if isinstance(outcome, SaveOutcome) else outcome
+        self._events.write(
+            EventName.EMERGENCY_SAVE,
+            step,
+            asking_rank=self._rank,
+            is_saved=is_saved,
+            reason=f"{type(exception).__name__}; {decision.reason if is_saved else why}",
+        )
+        if is_saved:
+            self._announce(f"rank {self._rank} has raised; step {step} is saved: {decision.reason}")
+        else:
+            self._announce(f"rank {self._rank} has raised; step {step} is not saved: {why}")
