@@ -58,7 +58,10 @@ def build_place(cfg: DictConfig, run_dir: RunDirectory, attempt: int) -> Place:
     """
     root = checkpoint_root(cfg, run_dir)
     if not is_object_store(root):
-        return DirectoryPlace(directories=AttemptDirectories(root=root, attempt=attempt))
+        return DirectoryPlace(
+            directories=AttemptDirectories(root=root, attempt=attempt),
+            attempts=run_dir.attempts_path,
+        )
     location = storage_location(cfg, run_dir.name)
     assert location is not None
     return ObjectPlace(url=location, attempt=attempt, options=storage_options(cfg))

@@ -1,7 +1,8 @@
 """Each attempt works in directories of its own, and a later attempt takes them away.
 
 An attempt writes unfinished saves to `.staging-<attempt>/` and moves what it gives up to
-`.retired-<attempt>/`. It makes both once, when it begins, and nothing of it ever makes them again.
+`.retired-<attempt>/`. It makes both once, when it begins; where they are gone it does not make
+them again, unless the whole directory of the checkpoints is gone and no later attempt has begun.
 A later attempt first renames these directories. From then on every path through which the older
 one creates, publishes or deletes leads nowhere, whatever it was doing when it was cut off, stopped
 or requeued: its renames and its new files fail. Files that it holds open are in a directory that
@@ -78,6 +79,33 @@ def fenced_by(own: AttemptDirectories) -> int | None:
     except OSError:
         return None
     return newest if newest > own.attempt else None
+
+
+def remake(own: AttemptDirectories, attempts: Path) -> bool:
+    """Make the directory of the checkpoints again after somebody moved or deleted it as a whole.
+
+    A later attempt would have made it again itself, and this one then fails here: a directory is
+    not renamed to one with content. One that has begun and lost its own is known by `attempts`.
+
+    Args:
+        own: what is gone.
+        attempts: directory with an entry for each attempt of the run, named by its number.
+
+    Returns:
+        Whether it is there again, empty; False if that is not this attempt's to decide.
+    """
+    made = own.root.with_name(f".{own.root.name}-{secrets.token_hex(4)}")
+    try:
+        numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()]
+        if own.root.exists() or max(numbers, default=-1) != own.attempt:
+            return False
+        for directory in (made, made / own.staging.name, made / own.retired.name):
+            directory.mkdir()
+        made.rename(own.root)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        return False
+    return True
 
 
 def dead_directory(root: Path) -> Path:

@@ -150,6 +150,9 @@ class ObjectPlace:
         except CheckpointError as error:
             logger.warning("what older attempts have left was not removed: %s", error)
 
+    def remake(self) -> bool:
+        return False  # a bucket is not ours to make
+
     def free_bytes(self) -> int | None:
         """None: object stores have no limit that they tell."""
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hetero_fw.checkpoint.catalog import PruneReport, prune
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
-from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by
+from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by, remake
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
@@ -75,6 +75,9 @@ class Place(Protocol):
             OSError: the storage refuses it.
         """
 
+    def remake(self) -> bool:
+        """Make a place that is gone again, empty; False where that cannot be or is not safe."""
+
     def free_bytes(self) -> int | None:
         """Room for more; None where there is no limit, or the storage does not say."""
 
@@ -84,9 +87,15 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryPlace:
-    """A directory on a file system that all ranks see, with atomic renames, as POSIX has them."""
+    """A directory on a file system that all ranks see, with atomic renames, as POSIX has them.
+
+    Attributes:
+        directories: of the attempt.
+        attempts: as `fencing.remake` takes it; None: what is gone stays gone.
+    """
 
     directories: AttemptDirectories
+    attempts: Path | None = None
 
     def claim(self) -> None:
         claim_attempt(self.directories.root, self.directories.attempt)
@@ -164,6 +173,9 @@ class DirectoryPlace:
             verified_steps=verified_steps,
             on_point=on_point,
         )
+
+    def remake(self) -> bool:
+        return self.attempts is not None and remake(self.directories, self.attempts)
 
     def free_bytes(self) -> int | None:
         try:

@@ -141,6 +141,16 @@ class FencedBy:
         return self.place.fenced_by()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remake:
+    """Make a place again that is gone."""
+
+    place: Place
+
+    def __call__(self, content: memoryview, on_progress: OnProgress) -> bool:
+        return self.place.remake()
+
+
 @contextmanager
 def _bytes_of(source: Path | None, content: memoryview) -> Iterator[memoryview]:
     if source is None or source.stat().st_size == 0:

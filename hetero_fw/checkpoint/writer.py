@@ -24,7 +24,7 @@ from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
-from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, WritePart
+from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, Remake, WritePart
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
@@ -270,7 +270,8 @@ class TierWriter:
     def _conclude(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         """Rank 0: log the verdict; clear out what a new checkpoint replaces."""
         if not verdict.is_committed:
-            self.tell_failure(job.spec.step, verdict.reason)
+            is_gone = PLACE_IS_GONE in verdict.reason and not job.storage_hangs
+            self.tell_failure(job.spec.step, verdict.reason + (self._remade() if is_gone else ""))
             return
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
@@ -284,6 +285,14 @@ class TierWriter:
         )
         if self._retention is not None:
             self._prune(job, self._retention)
+
+    def _remade(self) -> str:
+        """Have a place for the next save, where somebody has taken this one away; in words."""
+        deadline_s = time.monotonic() + clear_up_s(self._timeout_s)
+        with contextlib.suppress(OSError, CheckpointError):
+            if self.executor.run(Remake(place=self._place), deadline_s=deadline_s):
+                return "; it was made again, empty, for the next save"
+        return ""
 
     def tell_failure(self, step: int, reason: str) -> None:
         """Log a save that failed, and what is safe all the same."""

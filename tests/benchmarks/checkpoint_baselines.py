@@ -32,12 +32,11 @@ from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
     DirectoryPlace,
+    LiveState,
     SaveHandle,
     WriterProcess,
     claim_attempt,
-    flatten_training_state,
     load_checkpoint,
-    optimized_names,
 )
 from hetero_fw.recovery import die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
@@ -57,6 +56,7 @@ class Training:
         self.group = group
         self.module = sharded_stack(init_device_mesh("cpu", (group.size(),)))
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4, foreach=True)
+        self.live = LiveState(self.module, self.optimizer)
         self.batch = torch.randn(batch_size, LAYER_DIM)
 
     def step(self, before_optimizer_step: Callable[[], None] = lambda: None) -> float:
@@ -70,7 +70,7 @@ class Training:
         return held_s
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return flatten_training_state(self.module, self.optimizer)[0]
+        return self.live.flatten()[0]
 
     def any_of(self, is_true: bool) -> bool:
         """Whether it is true on any rank."""
@@ -141,9 +141,10 @@ def ours(training: Training, folder: Path, *, mode: str) -> Method:
     )
 
     def save(step: int) -> Pending:
-        tensors, state = flatten_training_state(training.module, training.optimizer)
-        changing = tensors.keys() - optimized_names(training.module, training.optimizer)
-        return _OurPending(saver.save(step, tensors, state, reason="benchmark", changing=changing))
+        tensors, state = training.live.flatten()
+        return _OurPending(
+            saver.save(step, tensors, state, reason="benchmark", changing=training.live.changing)
+        )
 
     def close() -> None:
         assert saver.close(WAIT_S)

@@ -19,6 +19,7 @@ from statistics import median
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from hetero_fw.policies import IntervalRule, daly_interval_s
@@ -43,6 +44,7 @@ BATCH_SIZE = 8
 NUM_SAVES = 5  # and one more before them, which starts processes and gets memory
 NUM_WINDOW_STEPS = 2
 NUM_RESTORES = 5
+NUM_WINDOW_PAIRS = 3
 # Mean time between failures: what the policy assumes before it has seen one.
 MTBF_S = IntervalRule().prior_mtbf_s
 OURS = "ours, async_with_pinned_mem"
@@ -193,6 +195,48 @@ def run_all(rank: int, group: dist.ProcessGroup, root: str) -> Measured:
     )
 
 
+def run_windows(rank: int, group: dist.ProcessGroup, root: str) -> tuple[float, list[float]]:
+    """Windows of the optimal interval with one save in each, in turn with windows without.
+
+    Returns the interval and, for each pair, the speed with a save over that without.
+    """
+    training = Training(rank, group, BATCH_SIZE)
+    window_s(training, 2 * NUM_WINDOW_STEPS)
+    method = our_best(training, Path(root))
+    costs = []
+    for step in range(1, NUM_SAVES + 2):
+        costs.append(save_once(training, method, step).cost_s)
+    cost = torch.tensor([max(1e-6, median(costs[1:]))])
+    dist.all_reduce(cost, op=dist.ReduceOp.MAX, group=group)
+    interval_s = daly_interval_s(float(cost), MTBF_S)
+    ratios = []
+    for index in range(NUM_WINDOW_PAIRS):
+        # The other one first each time: what makes a machine slower over time meets both alike.
+        order = (True, False) if index % 2 else (False, True)
+        speed = {
+            with_save: speed_of(training, method, interval_s, NUM_SAVES + 2 + index, with_save)
+            for with_save in order
+        }
+        ratios.append(speed[True] / speed[False])
+    method.close()
+    return interval_s, ratios
+
+
+def speed_of(
+    training: Training, method: Method, interval_s: float, step: int, with_save: bool
+) -> float:
+    """Steps a second over one window, the save at its begin included."""
+    began_s = time.perf_counter()
+    pending = method.save(step) if with_save else None
+    num_steps = 0
+    while training.any_of(time.perf_counter() - began_s < interval_s):
+        training.step(method.before_optimizer_step)
+        num_steps += 1
+    taken_s = time.perf_counter() - began_s
+    assert pending is None or not training.any_of(not pending.wait(0.0))
+    return num_steps / taken_s
+
+
 def worst(ranks: Sequence[Sequence[Costs]]) -> list[Costs]:
     """Each save as the rank had it that it cost most; training goes on with the last."""
     return [
@@ -259,3 +303,15 @@ def test_saves_cost_less_than_with_what_there_is(tmp_path: Path) -> None:
     assert stall_s(best) <= 0.05 * stall_s(sync)
     assert overhead(median(cost.cost_s for cost in best)) <= 0.02
     assert restore_s(restores[OURS]) <= restore_s(restores[SYNC])
+
+
+@pytest.mark.timeout(1800)
+def test_training_with_saves_at_the_best_interval_is_as_fast(tmp_path: Path) -> None:
+    ranks = run_ranks(run_windows, 2, str(tmp_path), timeout_s=1500.0)
+    interval_s, _ = ranks[0]
+    ratios = [min(of) for of in zip(*(ratios for _, ratios in ranks), strict=True)]
+    show(
+        f"{STATE_BYTES / 1e6:.0f} MB on 2 ranks, a save each {interval_s:.0f} s against none: "
+        + ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    )
+    assert median(ratios) >= 0.98

@@ -147,3 +147,17 @@ def test_thread_that_outlives_training(train: Start) -> None:
     beats = ("recovery.heartbeat_interval_s=0.5", "recovery.heartbeat_max_missed=6")
     run = train(*PAIR, target, *beats, "trainer.max_steps=2", timeout_s=60)
     assert run.returncode == 0, run.output
+
+
+def test_checkpoint_directory_that_is_moved_away(start_train: Start, tmp_path: Path) -> None:
+    run = start_train(*PAIR, "ckpt.interval_steps=4")
+    run.wait_until(lambda: bool(run.events("checkpoint_committed")))
+    (run.run_dir / "checkpoints").rename(tmp_path / "moved")
+    run.wait()
+    assert run.returncode == 0, run.output
+    failed = run.events("checkpoint_failed")
+    assert failed
+    assert "the place of the checkpoints is gone" in failed[0]["reason"]
+    assert "it was made again, empty, for the next save" in failed[0]["reason"]
+    assert (run.run_dir / "checkpoints/hetero_ckpt-step-00000024/manifest.json").is_file()
+    assert list((tmp_path / "moved").glob("hetero_ckpt-step-*"))

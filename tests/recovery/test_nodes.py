@@ -172,6 +172,7 @@ def test_a_run_that_ends_without_its_last_step_in_the_storage_says_so(
     )
     run.wait_until(lambda: bool(committed(run, "storage")))
     shutil.rmtree(run.run_dir / "checkpoints")
+    (run.run_dir / "checkpoints").touch()  # a file in the way: it cannot be made again
     run.wait()
     assert run.returncode == 0, run.output
     assert "Warning: the storage has no checkpoint of step 24, its newest is that of" in run.output

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hetero_fw.checkpoint import AttemptDirectories, claim_attempt, dead_directory, fenced_by
+from hetero_fw.checkpoint.fencing import remake
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import make_saver, published, save, weights
 
@@ -101,3 +103,44 @@ def test_every_save_of_a_stale_attempt_fails_and_says_by_whom(tmp_path: Path) ->
 
 def test_who_fenced_is_unknown_where_nothing_can_be_read(tmp_path: Path) -> None:
     assert fenced_by(AttemptDirectories(root=tmp_path / "absent", attempt=1)) is None
+
+
+def attempts(tmp_path: Path, *numbers: int) -> Path:
+    for number in numbers:
+        (tmp_path / "attempts" / str(number)).mkdir(parents=True)
+    return tmp_path / "attempts"
+
+
+def test_a_directory_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    own = claim_attempt(root, 2)
+    root.rename(tmp_path / "moved")
+    assert remake(own, attempts(tmp_path, 0, 1, 2))
+    assert own.staging.is_dir()
+    assert own.retired.is_dir()
+    # It is this attempt's as ever: a later one fences it.
+    claim_attempt(root, 3)
+    assert not own.staging.exists()
+    assert fenced_by(own) == 3
+
+
+def test_it_is_not_made_again_by_an_attempt_that_is_stale(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    own = claim_attempt(root, 1)
+    root.rename(tmp_path / "moved")
+    assert not remake(own, attempts(tmp_path, 1, 2))  # the later one may have lost it too
+    assert not root.exists()
+    assert not remake(own, tmp_path / "no such run")
+    assert not root.exists()
+
+
+def test_it_is_not_made_again_over_what_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    own = claim_attempt(root, 1)
+    shutil.rmtree(own.staging)
+    assert not remake(own, attempts(tmp_path, 1))
+    shutil.rmtree(root)
+    root.touch()
+    assert not remake(own, tmp_path / "attempts")
+    assert root.is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts", "checkpoints"]
