@@ -28,7 +28,7 @@ PRIOR_DEVICE_MTBF_S: Mapping[DeviceKind, float] = {
 
 # Failures that the prior weighs as much as. It is a guess, often wrong by a factor of 10: it should
 # hold until the first failure and give way to the first few.
-PRIOR_STRENGTH = 0.25
+PRIOR_STRENGTH = 0.15
 # Failures that are remembered: an estimate from n of them costs about 1 / (16 n) of the waste, one
 # that is wrong by a factor of 4 costs a quarter of it until about n / 2 were seen.
 MEMORY_FAILURES = 8.0

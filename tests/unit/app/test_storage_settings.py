@@ -68,7 +68,7 @@ def test_by_default_checkpoints_lie_in_the_run_directory(tmp_path: Path) -> None
     assert checkpoint_root(cfg, run_dir) == run_dir.checkpoints_path
     place = build_place(cfg, run_dir, 3)
     own = AttemptDirectories(root=run_dir.checkpoints_path, attempt=3)
-    assert place == DirectoryPlace(directories=own)
+    assert place == DirectoryPlace(directories=own, attempts=run_dir.attempts_path)
     assert OPTIONS_VARIABLE not in os.environ
 
 
