@@ -157,7 +157,13 @@ def _allocate(loss: Tensor) -> Tensor:
     return loss + 0.0 * len(held)
 
 
+def _hang(loss: Tensor) -> Tensor:
+    threading.Event().wait()
+    return loss
+
+
 _FAULTS = {
+    "hang": _hang,
     "raise": _raise,
     "config": _misconfigured,
     "overflow": _overflow,

@@ -76,6 +76,17 @@ def test_exception_of_the_only_rank(start_train: Start, tmp_path: Path) -> None:
     assert run.events("restored")[0]["step"] == 7
 
 
+def test_rank_that_never_ends_its_step(start_train: Start, tmp_path: Path) -> None:
+    # It gives signs of life, so its peers wait until their collective gives up; they raise, and
+    # the rank they wait for saves its part beside the thread that hangs.
+    fault = faulty(fault="hang", fail_rank=1, fail_step=8, marker=tmp_path / "failed")
+    bounds = ("recovery.process_group_timeout_s=6", "recovery.heartbeat_interval_s=1.5")
+    run = start_train(*PAIR, *fault, *bounds, "ckpt.interval_steps=12").wait()
+    assert run.returncode == 0, run.output
+    assert emergencies(run) == [(7, 0, True)]
+    assert run.events("restored")[0]["step"] == 7
+
+
 def test_exception_while_the_weights_change_falls_back_to_the_last_save(
     start_train: Start, tmp_path: Path
 ) -> None:
