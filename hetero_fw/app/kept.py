@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from hetero_fw.monitoring import (
     RunDirectory,
     Status,
-    committed_saves,
     read_events,
     read_status,
+    saves_on_line,
 )
 from hetero_fw.policies import Tier
 
@@ -31,7 +31,7 @@ def tell_what_is_kept(cfg: DictConfig, run_dir: RunDirectory, outcome: RunOutcom
     """What is kept of the run, where that is not what its end leads to expect."""
     events = read_events(run_dir.events_path)
     newest = {
-        tier: max((event["step"] for event in committed_saves(events, tier)), default=0)
+        tier: max((event["step"] for event in saves_on_line(events, tier)), default=0)
         for tier in Tier
     }
     if outcome.status is not Status.DONE:

@@ -281,6 +281,7 @@ def retention_facts(
     has_metric = info.metric is not None and info.metric.name == rule.monitor
     return CommittedCheckpoint(
         step=info.step,
+        attempt=info.attempt,
         is_verified=info.step in verified_steps,
         is_finite=info.is_sane,
         metric=info.metric.value if info.metric is not None and has_metric else None,
@@ -290,7 +291,8 @@ def retention_facts(
 def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) -> frozenset[int]:
     """Verify from the newest down until enough are known to be intact."""
     intact: set[int] = set()
-    for info in sorted(infos, key=lambda info: info.step, reverse=True):
+    # As retention orders them.
+    for info in sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True):
         if len(intact) == NUM_TO_VERIFY:
             break
         if not info.is_sane:

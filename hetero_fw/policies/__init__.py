@@ -26,6 +26,7 @@ from hetero_fw.policies.limits import (
     decide_emergency_save,
     observe_reading,
 )
+from hetero_fw.policies.lineage import AttemptStart, Departure, find_departure
 from hetero_fw.policies.mtbf import (
     AttemptRecord,
     DeviceGroup,
@@ -63,7 +64,9 @@ __all__ = [
     "PERMANENT",
     "PERMANENT_STORAGE_ERRORS",
     "AttemptRecord",
+    "AttemptStart",
     "CommittedCheckpoint",
+    "Departure",
     "DeviceGroup",
     "DivergenceDecision",
     "EmergencyDecision",
@@ -102,6 +105,7 @@ __all__ = [
     "decide_retention",
     "decide_retry",
     "decide_save",
+    "find_departure",
     "is_quarantined",
     "learn_failure_rates",
     "linear_scaled_lr",
