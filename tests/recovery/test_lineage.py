@@ -49,6 +49,7 @@ def test_an_attempt_without_the_nodes_leaves_them_behind_once_it_has_saved(
     second = train(*SAVES, *faulty(fail_step=broken_at))
     assert second.returncode == 1, second.output
     assert [event["step"] for event in second.events("restored")] == [STORED]
+    assert f"{tmp_path}/nodes/run holds step 20 of this run, which goes on from" in second.output
     third = train(*SAVES, *on_nodes(tmp_path))
     assert third.returncode == 0, third.output
     assert [event["step"] for event in third.events("restored")] == [STORED, continued_from]
