@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.kept import finished_step, tell_what_is_kept
+from hetero_fw.app.kept import awaits_storage, tell_what_is_kept, trained_step
 from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
@@ -234,14 +234,20 @@ def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
 
 
 def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
-    """Whether nothing is left to train; says so, and leaves the record of the run as it is."""
-    step = finished_step(cfg, run_dir)
-    if step is not None:
+    """Whether nothing is left to do; says so, and leaves the record of the run as it is."""
+    step = trained_step(cfg, run_dir)
+    if step is None:
+        return False
+    if awaits_storage(cfg, run_dir, step):
         print(
-            f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
-            f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+            f"{run_dir.path} is DONE after step {step}, which the storage lacks: it goes there now"
         )
-    return step is not None
+        return False
+    print(
+        f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
+        f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+    )
+    return True
 
 
 def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: StoredRun) -> int:

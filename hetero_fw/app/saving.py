@@ -122,7 +122,7 @@ def build_checkpointing(
             metric=newest_metric(
                 context.cfg.ckpt.monitor,
                 module.trainer.callback_metrics,
-                strategy.finished_step.loss,
+                step_loss=strategy.last_loss,
             ),
             may_be_infinite=buffer_names(module),
             # Everything else stays as it is until the optimizer's next step.

@@ -25,6 +25,7 @@ from hetero_fw.app.run import (
 from hetero_fw.app.storage_settings import StoredRun
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventLog, RunDirectory, Status, write_status
+from tests.unit.checkpoint.node_directories import copy_of, shard, write_copies
 
 EMULATED = ("hardware=a100_v100_mix", "hardware.emulation.host_flops_per_s=1e10")
 
@@ -141,6 +142,27 @@ def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not _is_done(config(tmp_path, "trainer.max_steps=8"), RunDirectory(folder))
     write_status(folder / "status.json", Status.PREEMPTED, 7, 0)
     assert not _is_done(config(tmp_path, "trainer.max_steps=7"), RunDirectory(folder))
+
+
+def test_a_last_step_that_is_on_the_nodes_alone_is_something_left_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local, run_dir = tmp_path / "memory", RunDirectory(tmp_path / "out" / "run")
+    cfg = config(tmp_path / "out", "trainer.max_steps=7", f"ckpt.tiers.local={local}")
+    run_dir.path.mkdir(parents=True)
+    write_status(run_dir.status_path, Status.DONE, 7, 0)
+    write_copies(local / "run", 7, {"a100-0": (0, 1), "v100-0": (1, 0)})
+    assert not _is_done(cfg, run_dir)
+    assert "which the storage lacks" in capsys.readouterr().out
+    (copy_of(local / "run", "a100-0", 7) / shard(1)).unlink()
+    assert not _is_done(cfg, run_dir)
+    (copy_of(local / "run", "v100-0", 7) / shard(1)).unlink()
+    assert _is_done(cfg, run_dir)  # what is not whole would be trained again
+    write_copies(local / "run", 7, {"a100-1": (0, 1)}, attempt=2)
+    assert not _is_done(cfg, run_dir)
+    with EventLog(run_dir.events_path, 2) as events:
+        events.write("checkpoint_committed", step=7, tier="storage")
+    assert _is_done(cfg, run_dir)
 
 
 def test_run_keeps_the_pace_it_began_with(tmp_path: Path) -> None:
