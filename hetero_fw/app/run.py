@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +140,22 @@ def _look_at_storage(
     if cfg.ckpt.storage is None:
         # Not by the code that knows remote storages: that takes torch, and this is at hand.
         names = published_names(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
-        return StoredRun(checkpoints=names)
+        return StoredRun(checkpoints=names, num_attempts=_attempts_before(previous, names))
     if cfg.ckpt.storage.startswith("memory://"):
         _check_memory_storage(cfg, plan.world_size)
     from hetero_fw.app.places import look_at, storage_root
 
     # A new run's name is not known yet; that the storage answers can be seen all the same.
     return look_at(storage_root(cfg, cfg.run_name or ".new"), cfg.ckpt.prefix)
+
+
+def _attempts_before(previous: RunDirectory | None, checkpoints: Sequence[str]) -> int:
+    """Attempts that checkpoints know of, where the run directory has no record of its own."""
+    if previous is None or not checkpoints or previous.attempt_numbers():
+        return 0
+    from hetero_fw.checkpoint import num_attempts  # takes torch
+
+    return num_attempts(previous.checkpoints_path)
 
 
 def _with_nodes(cfg: DictConfig, stored: StoredRun) -> StoredRun:

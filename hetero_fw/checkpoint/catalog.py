@@ -204,13 +204,35 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
 def num_attempts(root: StoragePath) -> int:
     """One more than the number of the newest attempt that has begun to keep checkpoints here.
 
+    Where none has left a trace, because the run is over or the checkpoints were copied, that of
+    the newest one that a checkpoint is from.
+
     Raises:
         StorageError: a remote storage refuses or does not answer.
     """
     if is_object_store(root):
-        return newest_attempt(ObjectStore(root)) + 1
-    newest = fenced_by(AttemptDirectories(root=root, attempt=-1))
-    return 0 if newest is None else newest + 1
+        newest = newest_attempt(ObjectStore(root))
+    else:
+        later = fenced_by(AttemptDirectories(root=root, attempt=-1))
+        newest = -1 if later is None else later
+    return (newest if newest >= 0 else _newest_saver(root)) + 1
+
+
+def _newest_saver(root: StoragePath) -> int:
+    """Number of the newest attempt that a checkpoint is from, -1 if there is none."""
+    found = [-1]
+    paths: list[StoragePath] = []
+    if is_object_store(root):
+        paths += [root / version.name for version in take_snapshot(ObjectStore(root)).checkpoints()]
+    else:
+        paths += root.glob("*-step-*")
+    for path in paths:
+        try:
+            found.append(read_manifest(path).attempt)
+        except CheckpointError as error:
+            if _may_be_intact(error):
+                raise
+    return max(found)
 
 
 def read_info(

@@ -11,13 +11,23 @@ from hetero_fw.checkpoint import (
     PruneReport,
     checkpoint_path,
     find_restorable,
+    leave_attempt,
     list_checkpoints,
     load_checkpoint,
+    num_attempts,
     prune,
 )
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule
-from tests.unit.checkpoint.examples import PREFIX, claimed, fill, published, weights
+from tests.unit.checkpoint.examples import (
+    PREFIX,
+    claimed,
+    fill,
+    make_saver,
+    published,
+    save,
+    weights,
+)
 
 STEPS = [10, 20, 30]
 SHARD = "shard-00000.bin"
@@ -212,3 +222,15 @@ def test_prune_deletes_nothing_where_it_may_not(root: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         prune(root, PREFIX, RetentionRule(keep_latest_k=2), into=root / ".retired-0")
     assert len(published(root)) == 3
+
+
+def test_attempts_are_counted_on_from_checkpoints_where_nothing_else_tells(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    assert num_attempts(root) == 0
+    for attempt in (2, 5):
+        assert save(make_saver(root, attempt=attempt), 10 * attempt, weights(1)).ok
+    assert num_attempts(root) == 6
+    leave_attempt(claimed(root, 5))
+    assert num_attempts(root) == 6
+    (checkpoint_path(root, PREFIX, 50) / "manifest.json").write_text("{")
+    assert num_attempts(root) == 3

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hetero_fw.checkpoint import AttemptDirectories, claim_attempt, dead_directory, fenced_by
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    claim_attempt,
+    dead_directory,
+    fenced_by,
+    leave_attempt,
+)
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import make_saver, published, save, weights
 
@@ -101,3 +107,14 @@ def test_every_save_of_a_stale_attempt_fails_and_says_by_whom(tmp_path: Path) ->
 
 def test_who_fenced_is_unknown_where_nothing_can_be_read(tmp_path: Path) -> None:
     assert fenced_by(AttemptDirectories(root=tmp_path / "absent", attempt=1)) is None
+
+
+def test_an_attempt_that_nothing_follows_leaves_nothing(tmp_path: Path) -> None:
+    own = claim_attempt(tmp_path, 3)
+    leave_attempt(own)
+    assert names(tmp_path) == []
+    leave_attempt(own)
+    own = claim_attempt(tmp_path, 4)
+    leave(own.staging, f"{NAME}.ab")
+    leave_attempt(own)
+    assert names(tmp_path) == [".staging-4"]
