@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import CommittedCheckpoint, RetentionRule, decide_retention
+from hetero_fw.policies import (
+    AttemptStart,
+    CommittedCheckpoint,
+    RetentionRule,
+    decide_retention,
+    find_departure,
+)
 
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]
@@ -99,26 +106,28 @@ def verify_checkpoint(checkpoint: CheckpointInfo | StoragePath) -> None:
 
 
 def find_restorable(
-    root: StoragePath, prefix: str, on_rejected: OnRejected
+    root: StoragePath,
+    prefix: str,
+    on_rejected: OnRejected,
+    starts: Collection[AttemptStart] = (),
 ) -> CheckpointInfo | None:
     """Newest checkpoint whose every byte is as it was written; None if there is none.
 
     Called by one rank, which tells the others. `on_rejected(path, reason)` is called for every
-    newer one that failed.
+    newer one that failed. Those that attempts have left behind, by their `starts`, come last.
 
     Raises:
         StorageError: a remote storage does not answer. Going back to an older checkpoint would
             lose work for nothing then.
     """
-    for path in published_paths(root, prefix):
+    departed: list[StoragePath] = []
+    for path in chain(published_paths(root, prefix), departed):
         try:
             manifest = _manifest_of(path, prefix)
-            if not manifest.is_finite:
-                raise CheckpointError(f"{path}: it holds values that are not finite")
-            info = info_of(path, manifest)
-            if info.quarantine is not None:
-                raise CheckpointError(f"{path}: {info.quarantine}")
-            verify_checkpoint(path)
+            if path not in departed and find_departure(manifest.step, manifest.attempt, starts):
+                departed.append(path)
+                continue
+            info = _intact(path, manifest)
         except CheckpointError as error:
             if _may_be_intact(error):
                 raise
@@ -126,6 +135,17 @@ def find_restorable(
         else:
             return info
     return None
+
+
+def _intact(path: StoragePath, manifest: Manifest) -> CheckpointInfo:
+    """The checkpoint's facts, if a run can continue from it."""
+    if not manifest.is_finite:
+        raise CheckpointError(f"{path}: it holds values that are not finite")
+    info = info_of(path, manifest)
+    if info.quarantine is not None:
+        raise CheckpointError(f"{path}: {info.quarantine}")
+    verify_checkpoint(path)
+    return info
 
 
 def prune(

@@ -104,13 +104,15 @@ class CheckpointStore:
         )
 
     def newest_intact(self) -> StoragePath:
-        """Directory of the newest checkpoint whose bytes are as they were written.
+        """Directory of the newest checkpoint of the run whose bytes are as they were written.
 
         Raises:
             CheckpointError: there is none; says what is wrong with the newest.
         """
         problems: list[str] = []
-        info = find_restorable(self.root, self.prefix, lambda _, reason: problems.append(reason))
+        info = find_restorable(
+            self.root, self.prefix, lambda _, reason: problems.append(reason), self.starts
+        )
         if info is None:
             raise CheckpointError(problems[0] if problems else f"{self.root} has no checkpoint")
         return info.path

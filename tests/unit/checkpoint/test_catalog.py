@@ -18,7 +18,7 @@ from hetero_fw.checkpoint import (
     prune,
 )
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import AttemptStart, RetentionRule
 from tests.unit.checkpoint.examples import (
     PREFIX,
     claimed,
@@ -234,3 +234,22 @@ def test_attempts_are_counted_on_from_checkpoints_where_nothing_else_tells(tmp_p
     assert num_attempts(root) == 6
     (checkpoint_path(root, PREFIX, 50) / "manifest.json").write_text("{")
     assert num_attempts(root) == 3
+
+
+def test_what_attempts_have_left_behind_comes_last(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for attempt, step in ((1, 10), (1, 30), (2, 20)):
+        assert save(make_saver(root, attempt=attempt), step, weights(step)).ok
+    starts = (AttemptStart(attempt=2, start_step=10, has_saved=True),)
+    rejected: list[str] = []
+
+    def found() -> int | None:
+        info = find_restorable(root, PREFIX, lambda path, reason: rejected.append(reason), starts)
+        return info.step if info is not None else None
+
+    assert (found(), rejected) == (20, [])
+    for step in (20, 10):
+        shutil.rmtree(checkpoint_path(root, PREFIX, step))
+    assert (found(), rejected) == (30, [])
+    shutil.rmtree(checkpoint_path(root, PREFIX, 30))
+    assert found() is None
