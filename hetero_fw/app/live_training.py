@@ -71,4 +71,4 @@ class LiveTraining:
         if name is None:
             return None
         logged = self._module.trainer.callback_metrics
-        return newest_metric(name, logged, self._strategy.finished_step.loss)
+        return newest_metric(name, logged, step_loss=self._strategy.last_loss)

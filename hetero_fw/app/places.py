@@ -16,6 +16,7 @@ from hetero_fw.checkpoint import (
     Place,
     StoragePath,
     is_object_store,
+    leave_attempt,
     num_attempts,
     open_root,
     published_paths,
@@ -65,6 +66,13 @@ def build_place(cfg: DictConfig, run_dir: RunDirectory, attempt: int) -> Place:
     location = storage_location(cfg, run_dir.name)
     assert location is not None
     return ObjectPlace(url=location, attempt=attempt, options=storage_options(cfg))
+
+
+def leave_place(cfg: DictConfig, run_dir: RunDirectory, attempt: int) -> None:
+    """End the last attempt of a run that is done; all saves have ended. Never raises."""
+    root = checkpoint_root(cfg, run_dir)
+    if not is_object_store(root):
+        leave_attempt(AttemptDirectories(root=root, attempt=attempt))
 
 
 def look_at(root: StoragePath, prefix: str, timeout_s: float = LOOK_TIMEOUT_S) -> StoredRun:

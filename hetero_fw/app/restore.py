@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
@@ -66,6 +67,7 @@ class Restore(Callback):
             self.damage = error
             raise
         restore_state(trainer, state)
+        _keep_metric(trainer, self._found)
         if self._context.rank == 0:
             if not state.get("optimizer"):
                 print(
@@ -82,6 +84,13 @@ class Restore(Callback):
                 size_bytes=filled.size_bytes,
                 read_s=self._wasted.read_s + time.perf_counter() - began_s,
             )
+
+
+def _keep_metric(trainer: pl.Trainer, found: FoundCheckpoint) -> None:
+    """Where no step follows, what the checkpoint was worth stays known if it is saved again."""
+    metric = found.manifest.metric
+    if metric is not None and found.step >= trainer.max_steps:
+        trainer.callback_metrics[metric.name] = torch.tensor(metric.value)
 
 
 def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> None:

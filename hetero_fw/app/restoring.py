@@ -12,8 +12,10 @@ from hetero_fw.checkpoint import (
     PATIENCE_S,
     FoundCheckpoint,
     Incident,
+    Quarantine,
     Ranks,
     Rejection,
+    StoragePath,
     TierRoot,
     claim_attempt,
     find_candidates,
@@ -23,9 +25,9 @@ from hetero_fw.checkpoint import (
     record_incident,
 )
 from hetero_fw.errors import CheckpointError, ConfigError
-from hetero_fw.monitoring import EventName
+from hetero_fw.monitoring import EventName, attempt_starts, read_events
 from hetero_fw.parallel import StepSource
-from hetero_fw.policies import IntervalPolicy, Tier
+from hetero_fw.policies import IntervalPolicy, Tier, find_departure
 
 
 def claim_and_search(context: RankContext) -> Iterator[FoundCheckpoint]:
@@ -42,16 +44,17 @@ def claim_and_search(context: RankContext) -> Iterator[FoundCheckpoint]:
             f"this attempt saves to no node directory: {problems[0]}; the storage gets every save",
             flush=True,
         )
-    roots = checkpoint_roots(context)
+    roots, patience_s = checkpoint_roots(context), _patience_s(context)
+    quarantine = ranks.succeed_together(lambda: _quarantine(context, roots[-1].path, patience_s))
+    starts = attempt_starts(read_events(context.run_dir.events_path)) if context.rank == 0 else ()
     return find_candidates(
         ranks,
         roots,
         context.cfg.ckpt.prefix,
-        refuse=lambda manifest: read_quarantine(roots[-1].path).reason(
-            manifest.step, manifest.attempt
-        ),
+        refuse=lambda manifest: quarantine.reason(manifest.step, manifest.attempt),
+        depart=lambda manifest: find_departure(manifest.step, manifest.attempt, starts),
         on_rejected=lambda rejection: _tell_rejected(context, rejection),
-        patience_s=_patience_s(context),
+        patience_s=patience_s,
     )
 
 
@@ -83,6 +86,13 @@ def checkpoint_roots(context: RankContext) -> tuple[TierRoot, ...]:
         return (storage,)
     node = context.plan.ranks[context.rank].node
     return (TierRoot(tier=Tier.LOCAL, path=local, node=node), storage)
+
+
+def _quarantine(context: RankContext, root: StoragePath, patience_s: float) -> Quarantine:
+    """What rank 0 needs to know; the others ask nothing of the storage."""
+    if context.rank != 0:
+        return Quarantine()
+    return read_quarantine(root, patience_s)
 
 
 def _claim(context: RankContext) -> None:
@@ -151,15 +161,16 @@ def build_restore_watch(
     """What watches the steps after a restore; nothing for a fresh start."""
     if found is None:
         return []
-    root = checkpoint_roots(context)[-1].path
+    root, patience_s = checkpoint_roots(context)[-1].path, _patience_s(context)
     step, saved_by = found.step, found.manifest.attempt
-    earlier = read_quarantine(root).attempts(step, saved_by) if context.rank == 0 else ()
+    quarantine = found.ranks.succeed_together(lambda: _quarantine(context, root, patience_s))
+    earlier = quarantine.attempts(step, saved_by)
 
     def record(diverged_step: int) -> None:
         incident = Incident(
             step=step, saved_by=saved_by, attempt=context.attempt, diverged_step=diverged_step
         )
-        record_incident(root, incident)
+        record_incident(root, incident, patience_s)
 
     return [
         RestoreWatch(

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.kept import finished_step, tell_what_is_kept
+from hetero_fw.app.kept import awaits_storage, tell_what_is_kept, trained_step
+from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
@@ -24,6 +25,8 @@ from hetero_fw.app.storage_settings import (
     concealed,
     export_options,
     local_directory,
+    node_directories,
+    published_names,
     storage_location,
     storage_of,
 )
@@ -75,7 +78,9 @@ def _run(cfg: DictConfig) -> int:
     stored = StoredRun()
     if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
         stored = _with_nodes(cfg, _look_at_storage(cfg, previous, plan))
+        warning = check_left_places(cfg, previous, stored)
         _check_resume(cfg, previous, stored)
+        print(warning, end="\n" * bool(warning), flush=True)
     check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
@@ -134,8 +139,8 @@ def _look_at_storage(
     """What is kept of this run so far; a storage that does not answer is told before the start."""
     if cfg.ckpt.storage is None:
         # Not by the code that knows remote storages: that takes torch, and this is at hand.
-        names = _committed(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
-        return StoredRun(checkpoints=names)
+        names = published_names(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
+        return StoredRun(checkpoints=names, num_attempts=_attempts_before(previous, names))
     if cfg.ckpt.storage.startswith("memory://"):
         _check_memory_storage(cfg, plan.world_size)
     from hetero_fw.app.places import look_at, storage_root
@@ -144,16 +149,25 @@ def _look_at_storage(
     return look_at(storage_root(cfg, cfg.run_name or ".new"), cfg.ckpt.prefix)
 
 
+def _attempts_before(previous: RunDirectory | None, checkpoints: Sequence[str]) -> int:
+    """Attempts that checkpoints know of, where the run directory has no record of its own."""
+    if previous is None or not checkpoints or previous.attempt_numbers():
+        return 0
+    from hetero_fw.checkpoint import num_attempts  # takes torch
+
+    return num_attempts(previous.checkpoints_path)
+
+
 def _with_nodes(cfg: DictConfig, stored: StoredRun) -> StoredRun:
     """Add what the node directories that this host sees hold; a run directory can be emptied."""
     root = local_directory(cfg, cfg.run_name) if cfg.run_name is not None else None
-    nodes = [path for path in root.iterdir() if path.is_dir()] if root and root.is_dir() else []
+    nodes = node_directories(root) if root is not None else []
     if not nodes:
         return stored
     # Takes torch: only where an earlier run was interrupted.
     from hetero_fw.checkpoint import num_attempts
 
-    names = {name for node in nodes for name in _committed(node, cfg.ckpt.prefix)}
+    names = {name for node in nodes for name in published_names(node, cfg.ckpt.prefix)}
     return StoredRun(
         checkpoints=tuple(sorted(names.union(stored.checkpoints))),
         num_attempts=max(stored.num_attempts, *map(num_attempts, nodes)),
@@ -190,13 +204,6 @@ def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: Stored
             f"resume=never, but {where} holds {len(stored.checkpoints)} checkpoints of an earlier "
             "run, which a fresh start would overwrite. Choose another run_name or resume=auto."
         )
-
-
-def _committed(root: Path | None, prefix: str) -> tuple[str, ...]:
-    """Names of published checkpoints, without reading them."""
-    if root is None or not root.is_dir():
-        return ()
-    return tuple(sorted(path.parent.name for path in root.glob(f"{prefix}-step-*/manifest.json")))
 
 
 def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
@@ -236,14 +243,20 @@ def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
 
 
 def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
-    """Whether nothing is left to train; says so, and leaves the record of the run as it is."""
-    step = finished_step(cfg, run_dir)
-    if step is not None:
+    """Whether nothing is left to do; says so, and leaves the record of the run as it is."""
+    step = trained_step(cfg, run_dir)
+    if step is None:
+        return False
+    if awaits_storage(cfg, run_dir, step):
         print(
-            f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
-            f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+            f"{run_dir.path} is DONE after step {step}, which the storage lacks: it goes there now"
         )
-    return step is not None
+        return False
+    print(
+        f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
+        f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+    )
+    return True
 
 
 def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: StoredRun) -> int:

@@ -28,9 +28,9 @@ from hetero_fw.checkpoint import CheckpointSaver, JustInTimeSave, StandingStep, 
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import (
     EventName,
-    committed_saves,
     num_committed_saves,
     read_events,
+    saves_on_line,
 )
 from hetero_fw.policies import IntervalPolicy, IntervalRule, MonitorMode, RetentionRule, Tier
 from hetero_fw.recovery import die_with_parent
@@ -162,7 +162,7 @@ def build_schedules(
 def is_stored(context: RankContext, step: int) -> bool:
     """Whether this or an earlier attempt has brought `step` to the storage."""
     events = read_events(context.run_dir.events_path)
-    return any(event["step"] == step for event in committed_saves(events, Tier.STORAGE))
+    return any(event["step"] == step for event in saves_on_line(events, Tier.STORAGE))
 
 
 def build_just_in_time(
@@ -217,7 +217,7 @@ def _stored_step(events: Sequence[Mapping[str, Any]], start_step: int) -> int:
     """
     if not num_committed_saves(events):
         return start_step
-    stored = [event["step"] for event in committed_saves(events, Tier.STORAGE)]
+    stored = [event["step"] for event in saves_on_line(events, Tier.STORAGE)]
     return max((step for step in stored if step <= start_step), default=0)
 
 

@@ -50,9 +50,14 @@ def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
 
 
 def newest_metric(
-    name: str | None, logged: Mapping[str, Tensor], step_loss: float
+    name: str | None, logged: Mapping[str, Tensor], *, step_loss: float | None
 ) -> Metric | None:
     """The metric `name` for a checkpoint: as the module has logged it last, else the step's loss.
+
+    Args:
+        name: of what is monitored; None: nothing is.
+        logged: by the module, newest values.
+        step_loss: of the step that is saved; None if this attempt has made no step.
 
     Returns:
         None if nothing is monitored, or nothing of that name is known yet.
@@ -61,7 +66,9 @@ def newest_metric(
         return None
     if name in logged:
         return Metric(name=name, value=float(logged[name]))
-    return Metric(name=name, value=step_loss) if name == "loss" else None
+    if name != "loss" or step_loss is None:
+        return None
+    return Metric(name=name, value=step_loss)
 
 
 def to_plain(value: Any) -> Any:

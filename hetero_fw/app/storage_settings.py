@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hetero_fw.monitoring import MASK, without_secrets
 
 OPTIONS_VARIABLE = "HETERO_STORAGE_OPTIONS"
 # Variables that only the process of the command line has.
+_STEP = re.compile(r"-step-(\d+)(?:\.\d+-\w+)?$")
 VEIL_PREFIX = f"{OPTIONS_VARIABLE}_"
 _REFERENCE = re.compile(rf"\$\{{oc\.env:(?!{VEIL_PREFIX})[A-Za-z_]\w*\}}")
 
@@ -59,6 +61,24 @@ def local_directory(cfg: DictConfig, run_name: str) -> Path | None:
     """Directory of the node directories of one run, on every node; None if it has none."""
     local = (cfg.ckpt.get("tiers") or {}).get("local")
     return None if local is None else Path(local).expanduser().absolute() / run_name
+
+
+def node_directories(local: Path) -> list[Path]:
+    """Those in the directory of `local_directory` that this host sees."""
+    return [path for path in local.iterdir() if path.is_dir()] if local.is_dir() else []
+
+
+def published_names(root: Path | None, prefix: str) -> tuple[str, ...]:
+    """Names of published checkpoints in a local directory, oldest first; none is read."""
+    if root is None or not root.is_dir():
+        return ()
+    return tuple(sorted(path.parent.name for path in root.glob(f"{prefix}-step-*/manifest.json")))
+
+
+def newest_step(names: Iterable[str]) -> int:
+    """The largest step in names of checkpoints; 0 if there is none."""
+    steps = (_STEP.search(name) for name in names)
+    return max((int(match[1]) for match in steps if match is not None), default=0)
 
 
 def storage_options(cfg: DictConfig) -> dict[str, Any]:

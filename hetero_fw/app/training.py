@@ -20,6 +20,7 @@ from hetero_fw.app.context import RankContext
 from hetero_fw.app.emergency import WatchedRank, build_emergency_save
 from hetero_fw.app.live_training import LiveTraining
 from hetero_fw.app.node_tier import clear_node_directory
+from hetero_fw.app.places import leave_place
 from hetero_fw.app.restore import Restore, Wasted
 from hetero_fw.app.restoring import build_restore_watch, claim_and_search, next_checkpoint
 from hetero_fw.app.saving import (
@@ -162,6 +163,7 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
     if context.rank == 0:
         result = {"step": trainer.global_step, "weights_digest": digest}
         write_json_atomically(context.run_dir.attempt_path(context.attempt) / "result.json", result)
+        leave_place(context.cfg, context.run_dir, context.attempt)  # all ranks have closed theirs
     return RankEnd.DONE
 
 

@@ -99,6 +99,19 @@ class AdaptiveCheckpoint(Callback):
         return reasons
 
     @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Comes after the restore. No step follows after which a tier that lags could be saved to.
+
+        What was restored is not saved again to the tier that it came from.
+        """
+        behind = [s for s in self._schedules if self._step > s.last_saved_step]
+        if self._step >= self._max_steps and behind:
+            for schedule in behind:
+                schedule.save_began(self._step)
+            reason = f"final step {self._step}, which was not there yet"
+            self._save_training(self._step, reason, [schedule.tier for schedule in behind])
+
+    @override
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,

@@ -25,6 +25,7 @@ from hetero_fw.checkpoint.fencing import (
     claim_attempt,
     dead_directory,
     fenced_by,
+    leave_attempt,
 )
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
@@ -144,6 +145,7 @@ __all__ = [
     "flatten_training_state",
     "import_weights",
     "is_object_store",
+    "leave_attempt",
     "list_checkpoints",
     "load_checkpoint",
     "load_newest",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import CommittedCheckpoint, RetentionRule, decide_retention
+from hetero_fw.policies import (
+    AttemptStart,
+    CommittedCheckpoint,
+    RetentionRule,
+    decide_retention,
+    find_departure,
+)
 
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]
@@ -99,26 +106,28 @@ def verify_checkpoint(checkpoint: CheckpointInfo | StoragePath) -> None:
 
 
 def find_restorable(
-    root: StoragePath, prefix: str, on_rejected: OnRejected
+    root: StoragePath,
+    prefix: str,
+    on_rejected: OnRejected,
+    starts: Collection[AttemptStart] = (),
 ) -> CheckpointInfo | None:
     """Newest checkpoint whose every byte is as it was written; None if there is none.
 
     Called by one rank, which tells the others. `on_rejected(path, reason)` is called for every
-    newer one that failed.
+    newer one that failed. Those that attempts have left behind, by their `starts`, come last.
 
     Raises:
         StorageError: a remote storage does not answer. Going back to an older checkpoint would
             lose work for nothing then.
     """
-    for path in published_paths(root, prefix):
+    departed: list[StoragePath] = []
+    for path in chain(published_paths(root, prefix), departed):
         try:
             manifest = _manifest_of(path, prefix)
-            if not manifest.is_finite:
-                raise CheckpointError(f"{path}: it holds values that are not finite")
-            info = info_of(path, manifest)
-            if info.quarantine is not None:
-                raise CheckpointError(f"{path}: {info.quarantine}")
-            verify_checkpoint(path)
+            if path not in departed and find_departure(manifest.step, manifest.attempt, starts):
+                departed.append(path)
+                continue
+            info = _intact(path, manifest)
         except CheckpointError as error:
             if _may_be_intact(error):
                 raise
@@ -126,6 +135,17 @@ def find_restorable(
         else:
             return info
     return None
+
+
+def _intact(path: StoragePath, manifest: Manifest) -> CheckpointInfo:
+    """The checkpoint's facts, if a run can continue from it."""
+    if not manifest.is_finite:
+        raise CheckpointError(f"{path}: it holds values that are not finite")
+    info = info_of(path, manifest)
+    if info.quarantine is not None:
+        raise CheckpointError(f"{path}: {info.quarantine}")
+    verify_checkpoint(path)
+    return info
 
 
 def prune(
@@ -204,13 +224,35 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
 def num_attempts(root: StoragePath) -> int:
     """One more than the number of the newest attempt that has begun to keep checkpoints here.
 
+    Where none has left a trace, because the run is over or the checkpoints were copied, that of
+    the newest one that a checkpoint is from.
+
     Raises:
         StorageError: a remote storage refuses or does not answer.
     """
     if is_object_store(root):
-        return newest_attempt(ObjectStore(root)) + 1
-    newest = fenced_by(AttemptDirectories(root=root, attempt=-1))
-    return 0 if newest is None else newest + 1
+        newest = newest_attempt(ObjectStore(root))
+    else:
+        later = fenced_by(AttemptDirectories(root=root, attempt=-1))
+        newest = -1 if later is None else later
+    return (newest if newest >= 0 else _newest_saver(root)) + 1
+
+
+def _newest_saver(root: StoragePath) -> int:
+    """Number of the newest attempt that a checkpoint is from, -1 if there is none."""
+    found = [-1]
+    paths: list[StoragePath] = []
+    if is_object_store(root):
+        paths += [root / version.name for version in take_snapshot(ObjectStore(root)).checkpoints()]
+    else:
+        paths += root.glob("*-step-*")
+    for path in paths:
+        try:
+            found.append(read_manifest(path).attempt)
+        except CheckpointError as error:
+            if _may_be_intact(error):
+                raise
+    return max(found)
 
 
 def read_info(
@@ -281,6 +323,7 @@ def retention_facts(
     has_metric = info.metric is not None and info.metric.name == rule.monitor
     return CommittedCheckpoint(
         step=info.step,
+        attempt=info.attempt,
         is_verified=info.step in verified_steps,
         is_finite=info.is_sane,
         metric=info.metric.value if info.metric is not None and has_metric else None,
@@ -290,7 +333,8 @@ def retention_facts(
 def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) -> frozenset[int]:
     """Verify from the newest down until enough are known to be intact."""
     intact: set[int] = set()
-    for info in sorted(infos, key=lambda info: info.step, reverse=True):
+    # As retention orders them.
+    for info in sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True):
         if len(intact) == NUM_TO_VERIFY:
             break
         if not info.is_sane:

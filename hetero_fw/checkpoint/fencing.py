@@ -72,6 +72,16 @@ def claim_attempt(root: Path, attempt: int) -> AttemptDirectories:
     return own
 
 
+def leave_attempt(own: AttemptDirectories) -> None:
+    """End an attempt that nothing follows: take its directories away, unless something is in them.
+
+    Older ones stay fenced, whose directories are gone for good. Never raises.
+    """
+    for directory in (own.staging, own.retired):
+        with suppress(OSError):
+            directory.rmdir()
+
+
 def fenced_by(own: AttemptDirectories) -> int | None:
     """Number of the newest later attempt, None if there is none or the storage does not say."""
     try:
@@ -138,9 +148,7 @@ def _begin(own: AttemptDirectories) -> None:
     # and whichever sees which, the older one ends here or is fenced.
     newest = _newest_attempt(own.root)
     if newest > own.attempt:
-        for directory in (own.staging, own.retired):
-            with suppress(OSError):
-                directory.rmdir()
+        leave_attempt(own)
         raise CheckpointError(
             f"attempt {own.attempt} is fenced by attempt {newest}, which keeps checkpoints in "
             f"{own.root}. If that is none of this run, delete its directories .*-{newest} there."

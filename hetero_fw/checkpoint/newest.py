@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
 from hetero_fw.checkpoint.ranks import Ranks
-from hetero_fw.checkpoint.search import Refuse, Search, TierRoot
+from hetero_fw.checkpoint.search import Depart, Refuse, Search, TierRoot
 from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError
 
 
@@ -18,6 +18,7 @@ def find_candidates(
     *,
     refuse: Refuse,
     on_rejected: OnRejected,
+    depart: Depart = lambda manifest: None,
     patience_s: float = PATIENCE_S,
 ) -> Iterator[FoundCheckpoint]:
     """Every checkpoint whose manifest is sound and whose files are there, the newest first.
@@ -32,8 +33,10 @@ def find_candidates(
             the same order.
         prefix: first part of the names of checkpoints.
         refuse: asked on rank 0; must not raise.
-        on_rejected: called on all ranks for every directory that did not serve, also where
-            another one took its place.
+        on_rejected: called on all ranks, once, for every directory that did not serve, also where
+            another one took its place. If its checkpoint may serve all the same, when it was read.
+        depart: as `refuse`. What has departed is passed over, which `on_rejected` is told, and
+            comes before the first step that is not behind where the departure began.
         patience_s: how long to try again what a storage that all ranks see does not answer
             properly.
 
@@ -42,7 +45,13 @@ def find_candidates(
             it. Nothing older is taken for that. Names the storage.
     """
     search = Search(
-        ranks, roots, prefix, refuse=refuse, on_rejected=on_rejected, patience_s=patience_s
+        ranks,
+        roots,
+        prefix,
+        refuse=refuse,
+        depart=depart,
+        on_rejected=on_rejected,
+        patience_s=patience_s,
     )
     return search.candidates()
 

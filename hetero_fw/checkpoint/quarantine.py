@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetero_fw.checkpoint.object_store import ObjectStore
-from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_bytes
+from hetero_fw.checkpoint.sources import patiently, unreadable
+from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store, read_bytes
+from hetero_fw.checkpoint.storage_error import kind_of
+from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import write_json_atomically
-from hetero_fw.policies import is_quarantined
+from hetero_fw.policies import StorageErrorKind, is_quarantined
 
 QUARANTINE_NAME = "quarantine.json"
 
@@ -62,29 +65,52 @@ class Quarantine:
         return [i for i in self.incidents if (i.step, i.saved_by) == (step, saved_by)]
 
 
-def read_quarantine(root: StoragePath) -> Quarantine:
+def read_quarantine(root: StoragePath, patience_s: float = 0.0) -> Quarantine:
     """What is known of the checkpoints in `root`; nothing if the file is missing or damaged.
 
-    Without it a bad checkpoint costs two attempts more, so that it is no reason to stop.
+    Without it a bad checkpoint costs two attempts more, so that damage is no reason to stop. A
+    storage that does not give the file says nothing about what is in it.
+
+    Args:
+        patience_s: how long to try again what the storage does not answer properly.
+
+    Raises:
+        StorageError: the storage does not give it. Names the file.
     """
+    file = root / QUARANTINE_NAME
     try:
-        rows = json.loads(read_bytes(root / QUARANTINE_NAME))["incidents"]
-        return Quarantine(incidents=tuple(map(_incident, rows)))
-    except Exception:  # noqa: BLE001  # stores raise what they like
+        content = patiently(file, lambda: read_bytes(file), patience_s)
+    except (FileNotFoundError, NotADirectoryError):
+        return Quarantine()
+    except StorageError as error:
+        if error.is_absent:
+            return Quarantine()
+        raise
+    except (OSError, CheckpointError) as error:
+        is_transient = kind_of(error) is StorageErrorKind.TRANSIENT
+        raise StorageError(unreadable(file, error), is_transient=is_transient) from error
+    try:
+        return Quarantine(incidents=tuple(map(_incident, json.loads(content)["incidents"])))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Quarantine()
 
 
-def record_incident(root: StoragePath, incident: Incident) -> None:
+def record_incident(root: StoragePath, incident: Incident, patience_s: float = 0.0) -> None:
     """Add to what is known. Called by one rank.
+
+    Args:
+        patience_s: as for `read_quarantine`.
 
     Raises:
         OSError: a local storage refuses.
-        StorageError: a remote one does.
+        CheckpointError: a remote one does, or does not say what is known already.
     """
-    incidents = [*read_quarantine(root).incidents, incident]
+    incidents = [*read_quarantine(root, patience_s).incidents, incident]
     data = {"incidents": [asdict(item) for item in incidents]}
     if is_object_store(root):  # an object appears whole or not at all
-        ObjectStore(root).put(QUARANTINE_NAME, json.dumps(data).encode())
+        store = ObjectStore(root)
+        text = json.dumps(data).encode()
+        patiently(root, lambda: store.put(QUARANTINE_NAME, text), patience_s)
     else:
         write_json_atomically(root / QUARANTINE_NAME, data)
 

@@ -23,9 +23,12 @@ from hetero_fw.checkpoint.sources import (
 from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_bytes
 from hetero_fw.checkpoint.whereabouts import Whereabouts
 from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import Departure
 
 # Why a checkpoint must not be used although its bytes are sound; None if it may be.
 Refuse = Callable[[Manifest], str | None]
+# That others go before it although they may be of older steps; None if not.
+Depart = Callable[[Manifest], Departure | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,16 @@ class _Copy:
         return -self.attempt, self.distance, self.order, self.rank
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Deferred:
+    """A checkpoint that is tried when the search has come down to `until_step`."""
+
+    until_step: int
+    chosen: _Copy
+    copies: Sequence[_Copy]
+    manifest: Manifest
+
+
 class Search:
     """One search by all ranks. The arguments are those of `find_candidates`."""
 
@@ -86,6 +99,7 @@ class Search:
         prefix: str,
         *,
         refuse: Refuse,
+        depart: Depart,
         on_rejected: OnRejected,
         patience_s: float,
     ) -> None:
@@ -94,16 +108,32 @@ class Search:
         self._roots = {len(roots) - 1 - place: root for place, root in enumerate(roots)}
         self._prefix = prefix
         self._refuse = refuse
+        self._depart = depart
         self._on_rejected = on_rejected
         self._patience_s = patience_s
         # Names of directories by root and step, newest first.
         self._names: dict[int, dict[int, list[str]]] = {}
         self._texts: dict[tuple[int, str], str] = {}
+        self._deferred: list[_Deferred] = []
+        self._told: set[str] = set()
 
     def candidates(self) -> Iterator[FoundCheckpoint]:
         """Every checkpoint that may serve, best first; the next is looked for when it is wanted."""
         for step in self._steps():
+            yield from self._deferred_until(step)
             yield from self._of_step(step)
+        yield from self._deferred_until(0)
+
+    def _deferred_until(self, step: int) -> Iterator[FoundCheckpoint]:
+        """Those whose turn comes before that of `step`, newest first."""
+        due = [item for item in self._deferred if item.until_step >= step]
+        self._deferred = [item for item in self._deferred if item.until_step < step]
+        for item in sorted(due, key=lambda item: (-item.chosen.attempt, -item.manifest.step)):
+            self._told.discard(item.chosen.directory)  # that it was passed over is no verdict
+            found, problems = self._examine(item.chosen, item.copies, item.manifest)
+            self._tell(problems)
+            if found is not None:
+                yield found
 
     def _steps(self) -> list[int]:
         """Every step that any rank sees, newest first."""
@@ -163,16 +193,37 @@ class Search:
         sound.sort(key=lambda copy: copy.preference)
         for candidate in dict.fromkeys(copy.candidate for copy in sound):
             chosen = next(copy for copy in sound if copy.candidate == candidate)
-            found, more = self._examine(step, chosen, copies)
-            problems += more
+            found, more = self._judge(chosen, copies, problems)
+            problems = [] if found is not None else [*problems, *more]
             if found is not None:
-                self._tell(problems)
-                problems = []
                 yield found
         self._tell(problems)
 
+    def _judge(
+        self, chosen: _Copy, copies: Sequence[_Copy], problems: Sequence[Rejection]
+    ) -> tuple[FoundCheckpoint | None, list[Rejection]]:
+        """As `_examine`, unless the checkpoint is refused or its turn comes later."""
+        text = self._ranks.broadcast(self._texts.get(chosen.place), source=chosen.rank)
+        manifest = Manifest.from_json(text)
+        verdict = self._verdict(chosen, manifest) if self._ranks.rank == 0 else None
+        verdict = self._ranks.broadcast(verdict, source=0)
+        if verdict is None:
+            return self._examine(chosen, copies, manifest, problems)
+        reason, until_step = verdict
+        if until_step is not None:
+            self._deferred.append(
+                _Deferred(until_step=until_step, chosen=chosen, copies=copies, manifest=manifest)
+            )
+        return None, [Rejection(step=manifest.step, path=chosen.directory, reason=reason)]
+
     def _tell(self, problems: Sequence[Rejection]) -> None:
         for rejection in _by_directory(problems):
+            self._tell_once(rejection)
+
+    def _tell_once(self, rejection: Rejection) -> None:
+        """A directory may be looked into for several versions of a step."""
+        if rejection.path not in self._told:
+            self._told.add(rejection.path)
             self._on_rejected(rejection)
 
     def _own_copies(self, step: int) -> list[_Copy]:
@@ -220,19 +271,25 @@ class Search:
         return (int(self._roots[number].node is None), -number)
 
     def _examine(
-        self, step: int, chosen: _Copy, copies: Sequence[_Copy]
+        self,
+        chosen: _Copy,
+        copies: Sequence[_Copy],
+        manifest: Manifest,
+        problems: Sequence[Rejection] = (),
     ) -> tuple[FoundCheckpoint | None, list[Rejection]]:
-        """The checkpoint if it may serve, and what is amiss in whichever directory."""
-        text = self._ranks.broadcast(self._texts.get(chosen.place), source=chosen.rank)
-        manifest = Manifest.from_json(text)
-        refusal = self._ranks.broadcast(self._refusal(chosen, manifest), source=0)
-        if refusal is not None:
-            return None, [Rejection(step=step, path=chosen.directory, reason=refusal)]
+        """The checkpoint if it may serve; if not, what is amiss in whichever directory.
+
+        If it may, that is told once it is known whether it does, together with `problems`: each
+        directory is told of once.
+        """
         sources = self._sources(_usable(chosen, copies))
         where = Whereabouts(self._ranks, manifest, sources, manifest.tensors)
         where.raise_silence()
-        found = FoundCheckpoint(whereabouts=where, on_rejected=self._on_rejected)
-        return (None if where.is_hopeless else found), where.take_rejections()
+        if where.is_hopeless:
+            return None, where.take_rejections()
+        for problem in problems:
+            where.note(problem.path, problem.reason)
+        return FoundCheckpoint(whereabouts=where, on_rejected=self._tell_once), []
 
     def _sources(self, copies: Sequence[_Copy]) -> dict[int, Source]:
         """Those of this rank, by numbers that mean the same on all ranks."""
@@ -253,13 +310,17 @@ class Search:
                 )
         return sources
 
-    def _refusal(self, chosen: _Copy, manifest: Manifest) -> str | None:
-        if self._ranks.rank != 0:
-            return None
+    def _verdict(self, chosen: _Copy, manifest: Manifest) -> tuple[str, int | None] | None:
+        """On rank 0: why not this one now, and the step at which its turn comes, if it does."""
         if not manifest.is_finite:
-            return f"{chosen.directory}: it holds values that are not finite"
+            return f"{chosen.directory}: it holds values that are not finite", None
         reason = self._refuse(manifest)
-        return f"{chosen.directory}: {reason}" if reason is not None else None
+        if reason is not None:
+            return f"{chosen.directory}: {reason}", None
+        departure = self._depart(manifest)
+        if departure is not None:
+            return f"{chosen.directory}: {departure.reason}", departure.start_step
+        return None
 
 
 def _usable(chosen: _Copy, copies: Sequence[_Copy]) -> list[_Copy]:

@@ -66,12 +66,12 @@ class Whereabouts:
         holders: dict[str, set[Holder]] = {}
         for (rank, number), facts in self._facts.items():
             for name, problem in facts.problems.items():
-                self._note(facts.directory, problem, name)
+                self.note(facts.directory, problem, name)
             for name in facts.files:
                 holder = Holder(distance=facts.distance, rank=rank, source=number)
                 holders.setdefault(name, set()).add(holder)
             if facts.silence:
-                self._note(facts.directory, facts.silence)
+                self.note(facts.directory, facts.silence)
                 if facts.node is None:
                     self._silence |= {file.name: facts.silence for file in self.manifest.files}
         return holders
@@ -106,14 +106,15 @@ class Whereabouts:
         is_common = failure.is_damaged or failure.is_silent
         if failure.is_silent and facts.node is None:
             self._silence[file] = failure.problem
-        self._note(facts.directory, failure.problem, file)
+        self.note(facts.directory, failure.problem, file)
         for other in list(self._holders[file]):
             theirs = self.facts_of(other)
             is_same = (theirs.node, theirs.directory) == (facts.node, facts.directory)
             if other == holder or (is_common and is_same):
                 self._holders[file].discard(other)
 
-    def _note(self, directory: str, problem: str, *files: str) -> None:
+    def note(self, directory: str, problem: str, *files: str) -> None:
+        """Something is amiss there; `files` are lost to it, if any are."""
         self._explained.update(files)
         known = self._problems.setdefault(directory, [])
         if problem not in known:
@@ -124,7 +125,7 @@ class Whereabouts:
         lost = self._lost_files()
         if lost - self._explained:
             names = ", ".join(sorted(lost - self._explained))
-            self._note(self.nearest(), f"{self.nearest()}: no copy is left of {names}", *lost)
+            self.note(self.nearest(), f"{self.nearest()}: no copy is left of {names}", *lost)
         fresh = {
             directory: problems[self._num_told.get(directory, 0) :]
             for directory, problems in self._problems.items()

@@ -29,8 +29,8 @@ from hetero_fw.checkpoint import (
     step_of,
 )
 from hetero_fw.errors import CheckpointError
-from hetero_fw.monitoring import RunDirectory, format_number
-from hetero_fw.policies import MonitorMode, RetentionRule
+from hetero_fw.monitoring import RunDirectory, attempt_starts, format_number, read_events
+from hetero_fw.policies import AttemptStart, MonitorMode, RetentionRule
 
 _PREFIX = "hetero_ckpt"
 
@@ -42,12 +42,14 @@ class CheckpointStore:
     Attributes:
         root: directory of those in the storage, which all tools know.
         local: directory of the node directories; None if the run has none. For `ls` and `verify`.
+        starts: where the attempts of the run went on from, as far as that is known.
     """
 
     root: StoragePath
     prefix: str
     settings: Mapping[str, Any]
     local: Path | None = None
+    starts: tuple[AttemptStart, ...] = ()
 
     @classmethod
     def of(cls, source: RunDirectory | str) -> CheckpointStore:
@@ -63,6 +65,7 @@ class CheckpointStore:
             root=checkpoint_root(cfg, source),
             prefix=str(cfg.ckpt.get("prefix", _PREFIX)),
             local=local_directory(cfg, source.name),
+            starts=attempt_starts(read_events(source.events_path)),
             settings={
                 key: cfg.ckpt.get(key)
                 for key in ("keep_best", "monitor", "monitor_mode", "keep_every_n_steps")
@@ -101,13 +104,15 @@ class CheckpointStore:
         )
 
     def newest_intact(self) -> StoragePath:
-        """Directory of the newest checkpoint whose bytes are as they were written.
+        """Directory of the newest checkpoint of the run whose bytes are as they were written.
 
         Raises:
             CheckpointError: there is none; says what is wrong with the newest.
         """
         problems: list[str] = []
-        info = find_restorable(self.root, self.prefix, lambda _, reason: problems.append(reason))
+        info = find_restorable(
+            self.root, self.prefix, lambda _, reason: problems.append(reason), self.starts
+        )
         if info is None:
             raise CheckpointError(problems[0] if problems else f"{self.root} has no checkpoint")
         return info.path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero_fw.checkpoint import (
@@ -22,7 +22,7 @@ from hetero_fw.checkpoint import (
 from hetero_fw.cli.checkpoints import CheckpointStore
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import format_bytes, format_duration, format_number
-from hetero_fw.policies import Tier
+from hetero_fw.policies import Tier, find_departure
 
 _HEADER = ("step", "age", "size", "tier", "verified", "metric", "why it was saved")
 _NUM_NUMBERS = 3
@@ -37,7 +37,8 @@ def describe_checkpoints(
         step, tier. path: for node directories that of the first one. age_s, size_bytes,
             world_size, attempt, reason, metric: None if the manifest cannot be read. is_verified:
             None if the bytes were not read. problem: what is wrong, None if nothing is known to
-            be. quarantine: why no run continues from it. nodes: whose directories were looked at;
+            be. quarantine: why no run continues from it. departure: why one that is sound is
+            tried only after older ones. nodes: whose directories were looked at;
             missing: files that none of them has intact; num_copies: nodes that have each file at
             least; all None in the storage.
 
@@ -55,7 +56,15 @@ def describe_checkpoints(
     if step is not None and not rows:
         store.path(step)  # raises, and names those that there are
     nearest_first = {tier.value: place for place, tier in enumerate(Tier)}
+    rows = [row | {"departure": _departure(row, store)} for row in rows]
     return sorted(rows, key=lambda row: (-row["step"], nearest_first[row["tier"]]))
+
+
+def _departure(row: Mapping[str, Any], store: CheckpointStore) -> str | None:
+    if row["attempt"] is None:
+        return None
+    departure = find_departure(row["step"], row["attempt"], store.starts)
+    return None if departure is None else departure.reason
 
 
 def format_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
@@ -149,5 +158,5 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['tier']}{copies}",
         "INCOMPLETE" if row["missing"] else verified,
         f"{metric['name']} {format_number(metric['value'])}" if metric else "",
-        row["problem"] or row["quarantine"] or row["reason"],
+        row["problem"] or row["quarantine"] or row["departure"] or row["reason"],
     )

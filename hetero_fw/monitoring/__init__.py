@@ -6,6 +6,7 @@ from hetero_fw.monitoring.atomic_file import write_json_atomically, write_text_a
 from hetero_fw.monitoring.console import Progress, StepPrinter, format_banner
 from hetero_fw.monitoring.events import EventLog, EventName, read_events
 from hetero_fw.monitoring.history import RunHistory, read_history
+from hetero_fw.monitoring.lineage import attempt_starts, saves_on_line
 from hetero_fw.monitoring.metrics import (
     MetricsWriter,
     ScalarWriter,
@@ -48,6 +49,7 @@ __all__ = [
     "StepRecord",
     "TelemetrySource",
     "TelemetryThread",
+    "attempt_starts",
     "available_memory_bytes",
     "build_summary",
     "committed_saves",
@@ -63,6 +65,7 @@ __all__ = [
     "read_metrics",
     "read_scalars",
     "read_status",
+    "saves_on_line",
     "summarize",
     "without_secrets",
     "write_json_atomically",

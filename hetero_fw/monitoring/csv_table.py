@@ -22,7 +22,8 @@ class CsvTable:
             new ones; rows that lack a column leave it empty.
         resume_step: rows of later steps are dropped, and so is a line that a killed writer left
             torn. None keeps all whole rows.
-        lost_path: where dropped rows go, None for nowhere.
+        lost_path: where dropped rows go, None for nowhere. Where the run goes on from a step after
+            all whose rows were dropped, they come back from there.
 
     One process writes a table at a time. A row is one write, so it is in the file whole, or torn
     at the very end when the writer is killed.
@@ -38,11 +39,14 @@ class CsvTable:
     ) -> None:
         self.path = Path(path)
         self._descriptor = -1
+        self._last_step = 0
         header = self._drop_after(resume_step, lost_path)
         self.columns = header
         if not set(columns) <= set(header):
             self._add_columns(columns)
         self._open()
+        if lost_path is not None and self._last_step < (resume_step or 0):
+            self._take_back(range(self._last_step + 1, (resume_step or 0) + 1), lost_path)
 
     def append(self, row: Mapping[str, Cell]) -> None:
         """Write one row at once. Columns that the row lacks stay empty; new ones are added."""
@@ -78,6 +82,7 @@ class CsvTable:
         kept_end = whole_end
         if resume_step is not None:
             kept_end = _end_of_step(data, header_end, whole_end, resume_step)
+        self._last_step = _last_step(data[header_end:kept_end])
         if lost_path is not None and kept_end < whole_end:
             lost = csv.DictReader(io.StringIO(data[kept_end:whole_end].decode()), header)
             table = CsvTable(lost_path, header, resume_step=None)
@@ -87,6 +92,18 @@ class CsvTable:
             # One call, so a reader or a kill finds either the old end or the new one.
             os.truncate(self.path, kept_end)
         return header
+
+    def _take_back(self, steps: range, lost_path: Path) -> None:
+        """Of each step the row that was dropped last."""
+        header, rows = read_table(lost_path)
+        places = {int(row["step"]): place for place, row in enumerate(rows)}
+        back = {step: places[step] for step in steps if step in places}
+        if not back:
+            return
+        self.extend([rows[place] for place in back.values()])
+        taken = set(back.values())
+        left = [row for place, row in enumerate(rows) if place not in taken]
+        write_text_atomically(lost_path, _header_line(header) + _rows_text(header, left))
 
     def _add_columns(self, columns: Sequence[str]) -> None:
         rows = read_table(self.path)[1]
@@ -121,6 +138,12 @@ def _end_of_step(data: bytes, header_end: int, whole_end: int, resume_step: int)
             break
         end = start
     return end
+
+
+def _last_step(rows: bytes) -> int:
+    """Step of the last of whole rows; 0 if there is none."""
+    step = rows[rows.rfind(b"\n", 0, len(rows) - 1) + 1 :].split(b",", 1)[0]
+    return int(step) if step.isdigit() else 0
 
 
 def _header_line(columns: Sequence[str]) -> str:

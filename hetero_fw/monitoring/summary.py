@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,10 +16,12 @@ from hetero_fw.monitoring.incidents import (
     failure_times_s,
     recovery_times_s,
 )
+from hetero_fw.monitoring.lineage import saves_on_line
 from hetero_fw.monitoring.rundir import RunDirectory
 from hetero_fw.monitoring.saves import num_committed_saves, quarantined_steps, saves_by_tier
 from hetero_fw.monitoring.speed import group_speeds, median_of
 from hetero_fw.monitoring.status import Status
+from hetero_fw.policies import Tier
 
 
 def build_summary(
@@ -72,21 +74,33 @@ def summarize(
         num_writer_restarts: of the processes that write checkpoints.
         quarantined_steps: of checkpoints that were passed over because training diverges after
             them.
-        lost_steps: steps that were computed and then lost.
+        lost_steps: steps that were computed and then lost; also those after the newest checkpoint
+            of a run that has ended before its time.
         measured_step_s: median under the newest plan; `step_time_ratio` divides it by the plan's
             prediction `predicted_step_s`. `predicted_uniform_step_s` is what the plan expects of
             the stock equal split.
         groups: for each hardware group what `group_speeds` says.
     """
+    unsaved = _unsaved_steps(history, Status(status))
     return {
         "status": Status(status).value,
         "reason": reason,
         **_progress(history),
-        **_throughput(history),
-        **_incidents(history),
+        **_throughput(history, unsaved),
+        **_incidents(history, unsaved),
         **_plan_facts(history),
         "weights_digest": weights_digest,
     }
+
+
+def _unsaved_steps(history: RunHistory, status: Status) -> tuple[Row, ...]:
+    """Steps that a run which has ended before its time will compute again when it continues."""
+    if status not in (Status.PREEMPTED, Status.FAILED):
+        return ()
+    saved = [event for tier in Tier for event in saves_on_line(history.events, tier)]
+    restored = [event for event in history.events if event["event"] == EventName.RESTORED]
+    safe_step = max((event["step"] for event in (*saved, *restored[-1:])), default=0)
+    return tuple(row for row in history.steps if row["step"] > safe_step)
 
 
 def _progress(history: RunHistory) -> dict[str, Any]:
@@ -106,15 +120,16 @@ def _progress(history: RunHistory) -> dict[str, Any]:
     }
 
 
-def _throughput(history: RunHistory) -> dict[str, Any]:
+def _throughput(history: RunHistory, unsaved: Sequence[Row]) -> dict[str, Any]:
     rows = history.steps
     wall_s = wall_time_s(history)
-    kept_s = sum(row["step_time_s"] for row in rows)
+    spent_s = sum(row["step_time_s"] for row in rows)
+    kept_s = spent_s - sum(row["step_time_s"] for row in unsaved)
     num_samples = sum(row["num_samples"] for row in rows)
     rates = [row["num_samples"] / row["step_time_s"] for row in rows if row["step_time_s"] > 0]
     return {
         "samples_per_s": median_of(rates),
-        "samples_per_s_mean": num_samples / kept_s if kept_s else None,
+        "samples_per_s_mean": num_samples / spent_s if spent_s else None,
         "samples_per_s_wall": num_samples / wall_s if wall_s else None,
         "goodput": min(1.0, kept_s / wall_s) if wall_s else None,
         "wall_time_s": wall_s,
@@ -122,7 +137,7 @@ def _throughput(history: RunHistory) -> dict[str, Any]:
     }
 
 
-def _incidents(history: RunHistory) -> dict[str, Any]:
+def _incidents(history: RunHistory, unsaved: Sequence[Row]) -> dict[str, Any]:
     attempts = {event.get("attempt") for event in _starts(history)}
     tiers = saves_by_tier(history.events)
     return {
@@ -138,7 +153,7 @@ def _incidents(history: RunHistory) -> dict[str, Any]:
             event["event"] == EventName.WRITER_RESTART for event in history.events
         ),
         "quarantined_steps": quarantined_steps(history.events),
-        "lost_steps": len(history.lost_steps),
+        "lost_steps": len(history.lost_steps) + len(unsaved),
         "skipped_steps": count(history.events, EventName.STEP_SKIPPED),
     }
 

@@ -31,6 +31,7 @@ from hetero_fw.policies.limits import (
     decide_emergency_save,
     observe_reading,
 )
+from hetero_fw.policies.lineage import AttemptStart, Departure, find_departure
 from hetero_fw.policies.mtbf import (
     AttemptRecord,
     DeviceGroup,
@@ -68,7 +69,9 @@ __all__ = [
     "PERMANENT",
     "PERMANENT_STORAGE_ERRORS",
     "AttemptRecord",
+    "AttemptStart",
     "CommittedCheckpoint",
+    "Departure",
     "DeviceGroup",
     "DivergenceDecision",
     "EmergencyDecision",
@@ -110,6 +113,7 @@ __all__ = [
     "decide_retention",
     "decide_retry",
     "decide_save",
+    "find_departure",
     "is_quarantined",
     "learn_failure_rates",
     "linear_scaled_lr",

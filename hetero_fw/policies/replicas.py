@@ -106,6 +106,8 @@ def _no_room(
 def _reason(
     nodes: Sequence[ReplicaNode], peers: Mapping[str, tuple[str, ...]], min_replica_size: int
 ) -> str:
+    if min_replica_size == 1:
+        return "every part on its own node alone"
     group_of = {node.name: node.group for node in nodes}
     num_across = sum(
         any(group_of[peer] != group_of[name] for peer in names) for name, names in peers.items()

@@ -60,12 +60,15 @@ class CommittedCheckpoint:
     """What the policy knows of a published checkpoint.
 
     Attributes:
+        attempt: that has saved it. One of a later attempt is newer, whatever its step: that attempt
+            has gone back, and what it left behind must not crowd out what it saves.
         is_verified: its bytes were compared with its manifest.
         is_finite: it holds no value that is not finite.
         metric: its value of the monitored metric; None if it has none.
     """
 
     step: int
+    attempt: int = 0
     is_verified: bool
     is_finite: bool = True
     metric: float | None = None
@@ -87,7 +90,7 @@ def decide_retention(
     Never deleted, whatever the rule says: the two newest that are verified and finite, the newest
     finite one, and anything that no verified and finite one is newer than.
     """
-    newest_first = sorted(committed, key=lambda checkpoint: checkpoint.step, reverse=True)
+    newest_first = sorted(committed, key=lambda item: (item.attempt, item.step), reverse=True)
     sound = [item.step for item in newest_first if item.is_verified and item.is_finite]
     if not sound:
         return RetentionDecision(delete_steps=(), reason="nothing is verified, so nothing goes")
@@ -101,7 +104,8 @@ def decide_retention(
         *periodic,
     }
     steps = [item.step for item in newest_first]
-    delete = tuple(step for step in reversed(steps) if step < sound[0] and step not in protected)
+    older = steps[steps.index(sound[0]) + 1 :]
+    delete = tuple(step for step in reversed(older) if step not in protected)
     return RetentionDecision(
         delete_steps=delete,
         reason=_reason(rule, sound[:MIN_KEPT], best, kept=[s for s in steps if s not in delete]),

@@ -97,6 +97,11 @@ class HeteroFSDPStrategy(ParallelStrategy):
         return self._result
 
     @property
+    def last_loss(self) -> float | None:
+        """Loss of the newest step, None before the first."""
+        return None if self._result is None else self._result.loss
+
+    @property
     def loss_scale(self) -> float | None:
         """Factor on the loss, None where there is no scaling."""
         return self.precision.loss_scale_or_none

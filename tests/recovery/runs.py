@@ -17,6 +17,8 @@ PAIR = (
     "hardware.groups.a100.devices_per_node=1",
     "hardware.groups.v100.devices_per_node=1",
 )
+# Nothing is saved because of an exception: for what depends on the saves before it.
+NO_LAST_SAVE = "callbacks.emergency_save.exception_grace_s=null"
 FAULTY = "model.module._target_=tests.recovery.modules.FaultyGPT"
 
 

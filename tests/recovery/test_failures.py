@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import TrainRun
-from tests.recovery.runs import PAIR, column, digest_of, faulty, undisturbed
+from tests.recovery.runs import NO_LAST_SAVE, PAIR, column, digest_of, faulty, undisturbed
 from tests.recovery.test_kill import TINY, rank_pid, steps_done
 
 Start = Callable[..., TrainRun]
@@ -105,8 +105,7 @@ def test_exception_while_the_weights_change_falls_back_to_the_last_save(
 
 def test_exception_of_which_nobody_wants_a_save(start_train: Start, tmp_path: Path) -> None:
     fault = faulty(fail_rank=1, fail_step=20, marker=tmp_path / "failed")
-    off = "callbacks.emergency_save.exception_grace_s=null"
-    run = start_train(*PAIR, *fault, off).wait()
+    run = start_train(*PAIR, *fault, NO_LAST_SAVE).wait()
     assert run.returncode == 0, run.output
     assert not emergencies(run)
     assert run.events("restored")[0]["step"] in (6, 12, 18)

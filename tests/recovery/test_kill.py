@@ -146,6 +146,7 @@ def test_stop_signal_saves_and_the_same_command_goes_on(
     assert run.returncode == 75, run.output
     status = run.read_json("status.json")
     assert status["status"] == "PREEMPTED"
+    assert run.read_json("summary.json")["lost_steps"] == 0
     again = start_train(*TINY).wait()
     assert again.returncode == 0, again.output
     assert again.events("restored")[-1]["step"] == status["step"]
@@ -153,7 +154,9 @@ def test_stop_signal_saves_and_the_same_command_goes_on(
 
 
 def test_done_run_is_not_trained_again(start_train: Start) -> None:
-    start_train(*TINY, "trainer.max_steps=2").wait()
+    first = start_train(*TINY, "trainer.max_steps=2").wait()
+    kept = [path.name for path in (first.run_dir / "checkpoints").iterdir()]
+    assert kept == ["hetero_ckpt-step-00000002"]
     again = start_train(*TINY, "trainer.max_steps=2").wait()
     assert again.returncode == 0
     assert "DONE" in again.output

@@ -164,21 +164,42 @@ def test_a_node_directory_that_cannot_be_used_is_done_without(
     assert digest_of(run.run_dir) == undisturbed(start_train)
 
 
-def test_a_run_that_ends_without_its_last_step_in_the_storage_says_so(
+def test_a_last_step_that_the_storage_lacks_is_brought_there_by_the_same_command(
     start_train: Start, tmp_path: Path
 ) -> None:
-    run = start_train(
-        *NODES, f"ckpt.tiers.local={tmp_path}/nodes", "ckpt.tiers.storage_interval_steps=8"
+    command = (
+        *NODES,
+        f"ckpt.tiers.local={tmp_path}/nodes",
+        "ckpt.tiers.storage_interval_steps=8",
+        "ckpt.monitor=loss",
     )
+    run = start_train(*command)
     run.wait_until(lambda: bool(committed(run, "storage")))
     shutil.rmtree(run.run_dir / "checkpoints")
     (run.run_dir / "checkpoints").touch()  # a file in the way: it cannot be made again
     run.wait()
     assert run.returncode == 0, run.output
     assert "Warning: the storage has no checkpoint of step 24, its newest is that of" in run.output
-    assert f"{tmp_path}/nodes holds one of step 24" in run.output
+    assert f"{tmp_path}/nodes holds one of step 24. The same command brings it there" in run.output
     assert "the place of the checkpoints is gone" in run.output
-    assert (tmp_path / "nodes/run/a100-0/hetero_ckpt-step-00000024/manifest.json").is_file()
+    last = tmp_path / "nodes/run/a100-0/hetero_ckpt-step-00000024/manifest.json"
+    metric = json.loads(last.read_text())["metric"]
+    digest, steps = digest_of(run.run_dir), (run.run_dir / "metrics.csv").read_text()
+
+    (run.run_dir / "checkpoints").unlink()
+    again = start_train(*command).wait()
+    assert again.returncode == 0, again.output
+    assert "DONE after step 24, which the storage lacks" in again.output
+    (restored,) = again.events("restored")
+    assert (restored["step"], restored["tiers"]) == (24, ["local"])
+    saved = [e for e in again.events("checkpoint_committed") if e["attempt"] == 1]
+    assert [(event["step"], event["tier"]) for event in saved] == [(24, "storage")]
+    stored = run.run_dir / "checkpoints/hetero_ckpt-step-00000024/manifest.json"
+    assert json.loads(stored.read_text())["metric"] == metric is not None
+    assert (run.run_dir / "metrics.csv").read_text() == steps
+    assert digest_of(run.run_dir) == digest
+    assert list((tmp_path / "nodes").iterdir()) == []
+    assert "asks for no more" in start_train(*command).wait().output
 
 
 def test_after_an_exception_the_nodes_have_the_step_it_came_after(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TrainRun
-from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+from tests.recovery.runs import NO_LAST_SAVE, PAIR, column, digest_of, undisturbed
 from tests.recovery.test_kill import rank_pid, steps_done, writers
 
 Start = Callable[..., TrainRun]
@@ -142,6 +142,7 @@ def test_a_checkpoint_that_makes_training_diverge_is_quarantined(
 ) -> None:
     run = train(
         *PAIR,
+        NO_LAST_SAVE,
         "ckpt.async_mode=disabled",  # so that no save is postponed: the steps count here
         "model.module._target_=tests.recovery.modules.DivergingGPT",
         "+model.module.bad_step=12",

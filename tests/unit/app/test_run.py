@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked, run
 from hetero_fw.app.entry import PRELOAD_VARIABLE
+from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.run import (
     _host_flops,
     _is_done,
@@ -21,7 +23,9 @@ from hetero_fw.app.run import (
     _with_nodes,
 )
 from hetero_fw.app.storage_settings import StoredRun
-from hetero_fw.monitoring import RunDirectory, Status, write_status
+from hetero_fw.errors import ConfigError
+from hetero_fw.monitoring import EventLog, RunDirectory, Status, write_status
+from tests.unit.checkpoint.node_directories import copy_of, shard, write_copies
 
 EMULATED = ("hardware=a100_v100_mix", "hardware.emulation.host_flops_per_s=1e10")
 
@@ -140,6 +144,27 @@ def test_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not _is_done(config(tmp_path, "trainer.max_steps=7"), RunDirectory(folder))
 
 
+def test_a_last_step_that_is_on_the_nodes_alone_is_something_left_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local, run_dir = tmp_path / "memory", RunDirectory(tmp_path / "out" / "run")
+    cfg = config(tmp_path / "out", "trainer.max_steps=7", f"ckpt.tiers.local={local}")
+    run_dir.path.mkdir(parents=True)
+    write_status(run_dir.status_path, Status.DONE, 7, 0)
+    write_copies(local / "run", 7, {"a100-0": (0, 1), "v100-0": (1, 0)})
+    assert not _is_done(cfg, run_dir)
+    assert "which the storage lacks" in capsys.readouterr().out
+    (copy_of(local / "run", "a100-0", 7) / shard(1)).unlink()
+    assert not _is_done(cfg, run_dir)
+    (copy_of(local / "run", "v100-0", 7) / shard(1)).unlink()
+    assert _is_done(cfg, run_dir)  # what is not whole would be trained again
+    write_copies(local / "run", 7, {"a100-1": (0, 1)}, attempt=2)
+    assert not _is_done(cfg, run_dir)
+    with EventLog(run_dir.events_path, 2) as events:
+        events.write("checkpoint_committed", step=7, tier="storage")
+    assert _is_done(cfg, run_dir)
+
+
 def test_run_keeps_the_pace_it_began_with(tmp_path: Path) -> None:
     assert _previous_run(config(tmp_path)) is None
     assert _host_flops(None) is None
@@ -170,3 +195,91 @@ def test_modules_of_the_user_are_preloaded(tmp_path: Path, monkeypatch: pytest.M
     assert {"recipes.gpt", "hetero_fw.data", "torch.optim"} == set(modules)
     _preload(config(tmp_path, "optim=module"))
     assert "torch.optim" not in os.environ[PRELOAD_VARIABLE]
+
+
+def earlier_run(root: Path, step: int, **ckpt: object) -> None:
+    """What a run has left behind that has saved `step` in its run directory, and ended."""
+    checkpoint(root, step)
+    (root / "run" / ".hydra").mkdir()
+    text = json.dumps({"ckpt": {"storage": None, "prefix": "hetero_ckpt", **ckpt}})
+    (root / "run" / ".hydra" / "config.yaml").write_text(text)
+    with EventLog(root / "run" / "events.jsonl", 0) as events:
+        events.write("attempt_start")
+        events.write("checkpoint_committed", step=step)
+
+
+def test_a_changed_storage_is_no_silent_fresh_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, other = tmp_path / "out", tmp_path / "other"
+    earlier_run(root, 90)
+    before = sorted(root.rglob("*"))
+    for resume in ("auto", "must"):
+        assert run(config(root, f"ckpt.storage={other}", f"resume={resume}")) == 2
+        told = capsys.readouterr().err
+        assert len(told.splitlines()) == 1
+        for word in (
+            f"has its checkpoints in {root}/run/checkpoints, the newest of step 90",
+            f"there is none in {other}/run",
+            "begin at step 0 again",
+            "set ckpt.storage=null,",
+            "another run_name",
+        ):
+            assert word in told
+    assert sorted(root.rglob("*")) == before
+
+
+def judge(root: Path, *overrides: str, checkpoints: tuple[int, ...] = ()) -> str:
+    names = tuple(f"hetero_ckpt-step-{step:08d}" for step in checkpoints)
+    cfg = config(root, *overrides)
+    return check_left_places(cfg, _previous_run(cfg), StoredRun(checkpoints=names))
+
+
+def test_a_remote_storage_is_left_by_what_was_saved_there(tmp_path: Path) -> None:
+    earlier_run(tmp_path, 90, storage="s3://bucket/runs")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"in s3://bucket/runs/run, the newest of step 90"):
+        judge(tmp_path)
+    assert judge(tmp_path, "ckpt.storage=s3://bucket/runs", checkpoints=(90,)) == ""
+    assert judge(tmp_path, "resume=never") == ""
+    assert judge(tmp_path, "mode=plan") == ""
+
+
+def test_a_place_that_holds_older_ones_is_taken_with_a_warning(tmp_path: Path) -> None:
+    earlier_run(tmp_path, 90)
+    changed = "ckpt.storage=/elsewhere"
+    told = judge(tmp_path, changed, checkpoints=(40, 50))
+    assert f"{tmp_path}/run/checkpoints holds step 90" in told
+    assert "goes on from step 50 now. With ckpt.storage=null" in told
+    assert judge(tmp_path, changed, checkpoints=(50, 90)) == ""
+    assert judge(tmp_path, checkpoints=(90,)) == ""
+
+
+def test_nodes_and_prefixes_are_places_too(tmp_path: Path) -> None:
+    local = tmp_path / "memory"
+    for node in ("a100-0", "v100-0"):
+        folder = local / "run" / node / "hetero_ckpt-step-00000120"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    root = tmp_path / "out"
+    earlier_run(root, 90, tiers={"local": str(local)})
+    told = judge(root, checkpoints=(90,))
+    assert f"{local}/run holds step 120" in told
+    assert f"With ckpt.tiers.local={local} it" in told
+    assert judge(root, f"ckpt.tiers.local={local}", checkpoints=(90, 120)) == ""
+    with pytest.raises(ConfigError, match=r"ckpt\.tiers\.local=\S+ ckpt\.prefix=hetero_ckpt"):
+        judge(root, "ckpt.prefix=other")
+
+
+def test_checkpoints_that_are_gone_are_told(tmp_path: Path) -> None:
+    earlier_run(tmp_path, 90)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    told = judge(tmp_path, "ckpt.storage=/elsewhere")
+    assert "step 90 was saved, but no checkpoint is left in /elsewhere/run" in told
+    assert "begins at step 0 again" in told
+
+
+def test_a_finished_run_may_name_any_storage(tmp_path: Path) -> None:
+    earlier_run(tmp_path, 90)
+    write_status(tmp_path / "run" / "status.json", Status.DONE, 90, 0)
+    assert judge(tmp_path, "ckpt.storage=/elsewhere", "trainer.max_steps=90") == ""

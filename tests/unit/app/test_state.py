@@ -109,8 +109,9 @@ def test_counters_stay_counters() -> None:
 
 def test_the_metric_of_a_checkpoint_is_what_was_logged_last() -> None:
     logged = {"val_loss": torch.tensor(0.5), "loss": torch.tensor(2.0)}
-    assert newest_metric("val_loss", logged, 3.0) == Metric(name="val_loss", value=0.5)
-    assert newest_metric("loss", logged, 3.0) == Metric(name="loss", value=2.0)
-    assert newest_metric("loss", {}, 3.0) == Metric(name="loss", value=3.0)
-    assert newest_metric("val_loss", {}, 3.0) is None
-    assert newest_metric(None, logged, 3.0) is None
+    assert newest_metric("val_loss", logged, step_loss=3.0) == Metric(name="val_loss", value=0.5)
+    assert newest_metric("loss", logged, step_loss=3.0) == Metric(name="loss", value=2.0)
+    assert newest_metric("loss", {}, step_loss=3.0) == Metric(name="loss", value=3.0)
+    assert newest_metric("val_loss", {}, step_loss=3.0) is None
+    assert newest_metric("loss", {}, step_loss=None) is None
+    assert newest_metric(None, logged, step_loss=3.0) is None

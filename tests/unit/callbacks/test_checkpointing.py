@@ -57,7 +57,12 @@ class Fixture:
         self._folder = folder
 
     def training(
-        self, *, policy: IntervalPolicy = IntervalPolicy.FIXED, first_step: int = 0, rank: int = 0
+        self,
+        *,
+        policy: IntervalPolicy = IntervalPolicy.FIXED,
+        first_step: int = 0,
+        stored_step: int | None = None,
+        rank: int = 0,
     ) -> Training:
         source, stop = Source(), Stop()
         saves: list[tuple[int, str]] = []
@@ -82,7 +87,7 @@ class Fixture:
                     Tier.STORAGE,
                     rule,
                     read_facts([], source.plan, rule.prior_mtbf_s),
-                    first_step=first_step,
+                    first_step=first_step if stored_step is None else stored_step,
                     max_steps=MAX_STEPS,
                 )
             ],
@@ -156,6 +161,21 @@ def test_interval_counts_from_the_step_that_was_restored(made: Fixture) -> None:
     for _ in range(4):
         training.step()
     assert training.saved_steps == [10]
+
+
+@pytest.mark.parametrize(
+    ("restored", "stored", "saved"),
+    [(MAX_STEPS, 8, [MAX_STEPS]), (MAX_STEPS, MAX_STEPS, []), (8, 4, [])],
+    ids=["the storage lags", "it has it", "steps follow"],
+)
+def test_a_last_step_that_was_restored_is_brought_to_a_tier_that_lags(
+    made: Fixture, restored: int, stored: int, saved: list[int]
+) -> None:
+    training = made.training(first_step=restored, stored_step=stored)
+    module: Any = None
+    training.callback.on_fit_start(training.trainer, module)
+    training.callback.on_fit_end(training.trainer, module)
+    assert training.saved_steps == saved
 
 
 def test_other_ranks_do_as_rank_0_was_heard(made: Fixture) -> None:

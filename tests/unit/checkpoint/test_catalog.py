@@ -11,13 +11,23 @@ from hetero_fw.checkpoint import (
     PruneReport,
     checkpoint_path,
     find_restorable,
+    leave_attempt,
     list_checkpoints,
     load_checkpoint,
+    num_attempts,
     prune,
 )
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import RetentionRule
-from tests.unit.checkpoint.examples import PREFIX, claimed, fill, published, weights
+from hetero_fw.policies import AttemptStart, RetentionRule
+from tests.unit.checkpoint.examples import (
+    PREFIX,
+    claimed,
+    fill,
+    make_saver,
+    published,
+    save,
+    weights,
+)
 
 STEPS = [10, 20, 30]
 SHARD = "shard-00000.bin"
@@ -212,3 +222,34 @@ def test_prune_deletes_nothing_where_it_may_not(root: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         prune(root, PREFIX, RetentionRule(keep_latest_k=2), into=root / ".retired-0")
     assert len(published(root)) == 3
+
+
+def test_attempts_are_counted_on_from_checkpoints_where_nothing_else_tells(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    assert num_attempts(root) == 0
+    for attempt in (2, 5):
+        assert save(make_saver(root, attempt=attempt), 10 * attempt, weights(1)).ok
+    assert num_attempts(root) == 6
+    leave_attempt(claimed(root, 5))
+    assert num_attempts(root) == 6
+    (checkpoint_path(root, PREFIX, 50) / "manifest.json").write_text("{")
+    assert num_attempts(root) == 3
+
+
+def test_what_attempts_have_left_behind_comes_last(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for attempt, step in ((1, 10), (1, 30), (2, 20)):
+        assert save(make_saver(root, attempt=attempt), step, weights(step)).ok
+    starts = (AttemptStart(attempt=2, start_step=10, has_saved=True),)
+    rejected: list[str] = []
+
+    def found() -> int | None:
+        info = find_restorable(root, PREFIX, lambda path, reason: rejected.append(reason), starts)
+        return info.step if info is not None else None
+
+    assert (found(), rejected) == (20, [])
+    for step in (20, 10):
+        shutil.rmtree(checkpoint_path(root, PREFIX, step))
+    assert (found(), rejected) == (30, [])
+    shutil.rmtree(checkpoint_path(root, PREFIX, 30))
+    assert found() is None

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hetero_fw.checkpoint import AttemptDirectories, claim_attempt, dead_directory, fenced_by
+from hetero_fw.checkpoint import (
+    AttemptDirectories,
+    claim_attempt,
+    dead_directory,
+    fenced_by,
+    leave_attempt,
+)
 from hetero_fw.checkpoint.fencing import remake
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import make_saver, published, save, weights
@@ -144,3 +150,14 @@ def test_it_is_not_made_again_over_what_is_there(tmp_path: Path) -> None:
     assert not remake(own, tmp_path / "attempts")
     assert root.is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts", "checkpoints"]
+
+
+def test_an_attempt_that_nothing_follows_leaves_nothing(tmp_path: Path) -> None:
+    own = claim_attempt(tmp_path, 3)
+    leave_attempt(own)
+    assert names(tmp_path) == []
+    leave_attempt(own)
+    own = claim_attempt(tmp_path, 4)
+    leave(own.staging, f"{NAME}.ab")
+    leave_attempt(own)
+    assert names(tmp_path) == [".staging-4"]

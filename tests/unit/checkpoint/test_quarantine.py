@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import errno
+import uuid
 from pathlib import Path
 
 import pytest
 
 from hetero_fw.checkpoint import (
     Incident,
+    ObjectPlace,
+    StorageError,
+    StoragePath,
     checkpoint_path,
     find_restorable,
     list_checkpoints,
@@ -18,7 +23,7 @@ from hetero_fw.policies import RetentionRule
 from tests.unit.checkpoint.examples import PREFIX, claimed, fill, make_saver, save, weights
 
 
-def note(root: Path, step: int, *attempts: int, saved_by: int = 1) -> None:
+def note(root: StoragePath, step: int, *attempts: int, saved_by: int = 1) -> None:
     for attempt in attempts:
         record_incident(
             root,
@@ -79,3 +84,34 @@ def test_retention_keeps_the_last_one_that_is_not_quarantined(tmp_path: Path) ->
         assert save(saver, step, weights(step)).ok
     prune(tmp_path, PREFIX, rule, into=claimed(tmp_path).retired)
     assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [70, 60]
+
+
+def test_a_storage_that_does_not_give_the_record_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, [10, 20])
+    note(tmp_path, 20, 4, 5)
+    record = (tmp_path / QUARANTINE_NAME).read_bytes()
+    number_left = [errno.EIO]
+
+    def read(file: Path) -> bytes:
+        if number_left:
+            raise OSError(number_left.pop(), "not now", str(file))
+        return file.read_bytes()
+
+    monkeypatch.setattr("hetero_fw.checkpoint.quarantine.read_bytes", read)
+    with pytest.raises(StorageError, match=f"{QUARANTINE_NAME}: cannot be read"):
+        list_checkpoints(tmp_path, PREFIX)
+    number_left.append(errno.EIO)
+    with pytest.raises(StorageError, match=QUARANTINE_NAME):
+        note(tmp_path, 20, 6)  # what is known must not be replaced by what is not
+    assert (tmp_path / QUARANTINE_NAME).read_bytes() == record
+    number_left.append(errno.ESTALE)
+    assert read_quarantine(tmp_path, patience_s=30.0).reason(20, 1) is not None
+
+
+def test_no_record_on_a_remote_storage_is_none() -> None:
+    place = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/mine", attempt=0)
+    assert read_quarantine(place.root).incidents == ()
+    note(place.root, 10, 4)
+    assert read_quarantine(place.root).attempts(10, 1) == (4,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from hetero_fw.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import AttemptStart, find_departure
 from tests.unit.checkpoint.examples import (
     PREFIX,
     WAIT_S,
@@ -38,6 +40,8 @@ from tests.unit.checkpoint.examples import (
     content_digest,
     fill,
     make_optimizer,
+    make_saver,
+    save,
     trained,
     weights,
 )
@@ -66,7 +70,10 @@ def later(place: ObjectPlace) -> ObjectPlace:
 
 
 def load(
-    *roots: StoragePath, rejected: list[Rejection] | None = None, refused_attempt: int = -1
+    *roots: StoragePath,
+    rejected: list[Rejection] | None = None,
+    refused_attempt: int = -1,
+    starts: Sequence[AttemptStart] = (),
 ) -> Loaded | None:
     """The newest checkpoint that fills tensors, after all of these were compared."""
     tensors: dict[str, torch.Tensor] = {}
@@ -83,6 +90,7 @@ def load(
         [TierRoot(tier=f"tier{n}", path=root) for n, root in enumerate(roots)],
         PREFIX,
         refuse=refuse,
+        depart=lambda manifest: find_departure(manifest.step, manifest.attempt, starts),
         on_rejected=(rejected if rejected is not None else []).append,
         patience_s=0.0,
     )
@@ -239,3 +247,80 @@ def test_training_is_restored_from_a_remote_path(place: ObjectPlace) -> None:
 
 def test_a_remote_checkpoint_is_read_by_its_path(place: ObjectPlace) -> None:
     assert value_of(place.location(save_at(place, 10))) == 10
+
+
+def kept_by(root: Path, attempt: int, steps: Sequence[int]) -> None:
+    saver = make_saver(root, attempt=attempt)
+    for step in steps:
+        assert save(saver, step, weights(step, 50)).ok
+
+
+def broken(root: Path, step: int, name: str = "shard-00000.bin") -> Path:
+    """Change a byte of a file of the checkpoint of `step`."""
+    file = root / f"{PREFIX}-step-{step:08d}" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+@pytest.fixture
+def departed(tmp_path: Path) -> tuple[Path, Path]:
+    """Attempt 0 has saved to nodes and at 50 to the storage, from which attempt 1 went on."""
+    nodes, storage = tmp_path / "nodes", tmp_path / "storage"
+    kept_by(nodes, 0, [80, 90])
+    kept_by(storage, 0, [50])
+    kept_by(storage, 1, [60, 70])
+    return nodes, storage
+
+
+STARTS = (
+    AttemptStart(attempt=0, start_step=0, has_saved=True),
+    AttemptStart(attempt=1, start_step=50, has_saved=True),
+)
+
+
+def test_what_a_later_attempt_has_left_behind_is_passed_over(departed: tuple[Path, Path]) -> None:
+    rejected: list[Rejection] = []
+    assert value_in(*departed, starts=STARTS, rejected=rejected) == 70
+    assert [r.step for r in rejected] == [90, 80]
+    assert rejected[0].reason.endswith(
+        "step 90 of attempt 0 is passed over: attempt 1 went on from step 50"
+    )
+    assert value_in(*departed) == 90  # without a record
+
+
+def test_it_serves_where_nothing_is_left_of_what_came_in_its_place(
+    departed: tuple[Path, Path],
+) -> None:
+    nodes, storage = departed
+    broken(storage, 70)
+    assert value_in(*departed, starts=STARTS) == 60
+    broken(storage, 60, MANIFEST_NAME)
+    assert value_in(*departed, starts=STARTS) == 90
+    shard = broken(nodes, 90)
+    rejected: list[Rejection] = []
+    assert value_in(*departed, starts=STARTS, rejected=rejected) == 80
+    assert str(shard) in rejected[-1].reason  # also after it was told that it is passed over
+    broken(nodes, 80)
+    assert value_in(*departed, starts=STARTS) == 50
+
+
+def test_it_serves_where_nothing_else_is_left(departed: tuple[Path, Path]) -> None:
+    nodes, _ = departed
+    assert value_in(nodes, starts=STARTS) == 90
+
+
+def test_a_directory_is_told_of_once_with_all_that_is_wrong_in_it(tmp_path: Path) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    for root in (near, far):
+        fill(root, [10], size=50)
+    manifest, shard = broken(near, 10, MANIFEST_NAME), broken(near, 10)
+    (far / f"{PREFIX}-step-00000010" / MANIFEST_NAME).unlink()
+    assert load(near, far) is None
+    fill(tmp_path / "copy", [10], size=50)
+    rejected: list[Rejection] = []
+    assert value_in(near, tmp_path / "copy", rejected=rejected) == 10
+    (rejection,) = rejected
+    assert str(manifest) in rejection.reason
+    assert str(shard) in rejection.reason

@@ -11,7 +11,7 @@ import pytest
 
 from hetero_fw.checkpoint import checkpoint_path
 from hetero_fw.cli import main
-from hetero_fw.monitoring import RunDirectory, create_run_directory, write_json_atomically
+from hetero_fw.monitoring import EventLog, RunDirectory, create_run_directory, write_json_atomically
 from tests.unit.checkpoint.examples import PREFIX, fill
 from tests.unit.checkpoint.node_directories import (
     copy_of,
@@ -62,6 +62,21 @@ def test_ls_has_a_line_for_each_tier(capsys: pytest.CaptureFixture[str], run: Ru
     assert "local x2  not read" in lines[1]
     assert "after 30" in lines[1]
     assert "storage   not read" in lines[3]
+
+
+def test_ls_says_what_a_later_attempt_has_left_behind(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    with EventLog(run.events_path, 2) as events:
+        events.write("attempt_start")
+        events.write("restored", step=10)
+        events.write("checkpoint_committed", step=20, tier="storage")
+    rows = run_json(capsys, "ls", str(run.path))
+    left = "step 30 of attempt 1 is passed over: attempt 2 went on from step 10"
+    assert rows[0]["departure"] == left
+    assert rows[-1]["departure"] is None
+    assert main(["ckpt", "ls", str(run.path)]) == 0
+    assert left in capsys.readouterr().out.splitlines()[1]
 
 
 def test_ls_names_the_parts_that_are_not_seen_from_here(

@@ -160,3 +160,16 @@ def test_scalars_add_columns_when_they_appear(tmp_path: Path) -> None:
     writer.close()
     assert [row["step"] for row in read_scalars(path)] == [10]
     assert not (tmp_path / "validation_lost.csv").exists()
+
+
+def test_rows_come_back_where_the_run_goes_on_from_a_later_step_after_all(tmp_path: Path) -> None:
+    path, lost = tmp_path / "metrics.csv", tmp_path / "metrics_lost.csv"
+    write(path, range(1, 10))
+    write(path, range(6, 8), attempt=1, resume_step=5)
+    assert steps(lost) == [6, 7, 8, 9]
+    write(path, range(9, 11), attempt=2, resume_step=8)
+    rows = [(row["step"], row["attempt"]) for row in read_metrics(path)]
+    assert rows == [*((n, 0) for n in range(1, 6)), (6, 1), (7, 1), (8, 0), (9, 2), (10, 2)]
+    assert steps(lost) == [6, 7, 9]
+    write(path, range(41, 42), attempt=3, resume_step=40)  # of which nobody knows anything
+    assert steps(path) == [*range(1, 11), 41]

@@ -163,3 +163,24 @@ def test_without_starts_the_clock_runs_from_the_first_event(write_run: WriteRun)
     history = without(read_history(write_run()), "attempt_start")
     summary = summarize(history, weights_digest=None, status="DONE")
     assert summary["wall_time_s"] == pytest.approx(110.0 - 102.4)
+
+
+def test_what_a_run_that_ended_early_had_not_saved_is_lost(
+    write_run: WriteRun, plan: dict[str, Any]
+) -> None:
+    history = read_history(write_run(), plan)
+    row = {**history.steps[-1], "time_s": 110.5}
+    history = replace(history, steps=(*history.steps, {**row, "step": 5}, {**row, "step": 6}))
+
+    def lost_with(status: Status, history: RunHistory) -> tuple[int, float]:
+        summary = summarize(history, weights_digest=None, status=status)
+        return summary["lost_steps"], summary["goodput"] * summary["wall_time_s"]
+
+    # Steps 3 and 4 were lost by the failure; step 4 was saved again, and nothing after it.
+    assert lost_with(Status.PREEMPTED, history) == (4, pytest.approx(4.0))
+    assert lost_with(Status.FAILED, history) == (4, pytest.approx(4.0))
+    assert lost_with(Status.RUNNING, history) == (2, pytest.approx(6.0))
+    assert lost_with(Status.DONE, history) == (2, pytest.approx(6.0))
+    events = tuple(e for e in history.events if e["event"] != "checkpoint_committed")
+    restored_only = replace(history, events=events)
+    assert lost_with(Status.PREEMPTED, restored_only) == (6, pytest.approx(2.0))

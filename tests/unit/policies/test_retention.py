@@ -151,3 +151,14 @@ def test_nothing_more_goes_when_asked_again(
     deleted = decide_retention(checkpoints, rule).delete_steps
     left = [item for item in checkpoints if item.step not in deleted]
     assert decide_retention(left, rule).delete_steps == ()
+
+
+def test_what_was_left_behind_does_not_crowd_out_what_a_later_attempt_saves() -> None:
+    left = [CommittedCheckpoint(step=step, is_verified=True) for step in (50, 70, 80, 90)]
+    saved = [CommittedCheckpoint(step=60, attempt=1, is_verified=True)]
+    rule = RetentionRule(keep_latest_k=2)
+    assert decide_retention([*left, *saved], rule).delete_steps == (50, 70, 80)
+    saved += [CommittedCheckpoint(step=65, attempt=1, is_verified=False)]
+    assert decide_retention([*left, *saved], rule).delete_steps == (50, 70, 80)
+    saved[1:] = [CommittedCheckpoint(step=65, attempt=1, is_verified=True)]
+    assert decide_retention([*left, *saved], rule).delete_steps == (50, 70, 80, 90)
