@@ -28,7 +28,8 @@ from hetero_fw.checkpoint.manifest import MANIFEST_NAME
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.object_versions import newest_attempt
 from hetero_fw.errors import CheckpointError
-from tests.s3_server import SECRET, Fault, FaultProxy, S3Server, login
+from tests.fault_proxy import Fault, FaultProxy
+from tests.s3_server import SECRET, S3Server, login
 from tests.storage.uploading import BIG, wait_for
 from tests.unit.checkpoint.examples import PREFIX, weights
 from tests.unit.checkpoint.object_saves import save_at
