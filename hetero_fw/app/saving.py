@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from hetero_fw.app.context import RankContext
 from hetero_fw.app.node_tier import build_node_tier
 from hetero_fw.app.places import build_place
 from hetero_fw.app.space import checkpoint_bytes_of
-from hetero_fw.app.state import collect_state, newest_metric
+from hetero_fw.app.state import Monitored, collect_state
 from hetero_fw.callbacks import AdaptiveCheckpoint, TierSchedule, read_facts
 from hetero_fw.checkpoint import (
     CheckpointSaver,
@@ -27,6 +28,7 @@ from hetero_fw.checkpoint import (
 from hetero_fw.monitoring import (
     EventName,
     committed_saves,
+    label_log_lines,
     num_committed_saves,
     read_events,
 )
@@ -61,6 +63,7 @@ def build_saver(
             flush=True,
         )
     has_process = cfg.async_mode == "async_with_pinned_mem"
+    begin_writer = functools.partial(_begin_writer, context.rank)
     node_tier = build_node_tier(context, checkpoint_bytes_of(context.cfg, module))
     return CheckpointSaver(
         place=build_place(context.cfg, context.run_dir, context.attempt),
@@ -71,9 +74,9 @@ def build_saver(
         store=context.store if context.plan.world_size > 1 else None,
         process_group=_new_group(context),
         is_async=cfg.async_mode != "disabled",
-        executor=WriterProcess(die_with_parent) if has_process else None,
+        executor=WriterProcess(begin_writer) if has_process else None,
         node_tier=node_tier,
-        node_executor=WriterProcess(die_with_parent) if has_process and node_tier else None,
+        node_executor=WriterProcess(begin_writer) if has_process and node_tier else None,
         overlaps_staging=has_process,
         timeout_s=cfg.timeout_s,
         safe_step=safe_step,
@@ -87,6 +90,12 @@ def build_saver(
             keep_every_n_steps=cfg.keep_every_n_steps,
         ),
     )
+
+
+def _begin_writer(rank: int) -> None:
+    """First of all in the process that writes."""
+    die_with_parent()
+    label_log_lines(f"rank {rank}, writer")
 
 
 def _new_group(context: RankContext) -> dist.ProcessGroup | None:
@@ -108,6 +117,7 @@ def build_checkpointing(
 ) -> AdaptiveCheckpoint:
     """The callback that asks the policy after each step, for every tier that there is."""
     saves_optimizer = context.cfg.ckpt.save_optimizer_states
+    monitored = Monitored(context.cfg.ckpt.monitor, is_told=context.rank == 0)
 
     def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
         assert saver is not None
@@ -119,10 +129,8 @@ def build_checkpointing(
             {**state, **collect_state(module.trainer)},
             reason=reason,
             tiers=tiers,
-            metric=newest_metric(
-                context.cfg.ckpt.monitor,
-                module.trainer.callback_metrics,
-                strategy.finished_step.loss,
+            metric=monitored.newest(
+                step, module.trainer.callback_metrics, strategy.finished_step.loss
             ),
             may_be_infinite=buffer_names(module),
             # Everything else stays as it is until the optimizer's next step.

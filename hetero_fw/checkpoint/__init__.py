@@ -15,6 +15,7 @@ from hetero_fw.checkpoint.catalog import (
     prune,
     published_paths,
     read_info,
+    runs_below,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
@@ -34,6 +35,7 @@ from hetero_fw.checkpoint.manifest import (
     FileEntry,
     Manifest,
     Metric,
+    NewerFormatError,
     TensorEntry,
     read_manifest,
 )
@@ -99,6 +101,7 @@ __all__ = [
     "Likeness",
     "Manifest",
     "Metric",
+    "NewerFormatError",
     "NodeCopies",
     "NodeFindings",
     "NodePlace",
@@ -154,6 +157,7 @@ __all__ = [
     "record_incident",
     "restore_found_state",
     "restore_training_state",
+    "runs_below",
     "scheme_of",
     "shard_file_name",
     "step_of",
