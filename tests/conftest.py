@@ -184,6 +184,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_gcsfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if gcsfs were not installed, whatever has been imported before."""
     client = "hetero_fw.checkpoint.google_storage"
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    loaded = [name for name in sys.modules if name.startswith("gcsfs.")]
+    for name in ("gcsfs", *loaded):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, client, raising=False)
     monkeypatch.delattr(client, raising=False)

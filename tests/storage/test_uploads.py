@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+
 import pytest
 
-from hetero_fw.checkpoint import StorageError, published_paths, verify_checkpoint
+from hetero_fw.checkpoint import ObjectPlace, StorageError, published_paths, verify_checkpoint
 from tests.fault_proxy import Fault, FaultProxy
 from tests.storage.places import begin, keys, steps, through, unfinished_uploads
 from tests.storage.uploading import BIG, saving_process, wait_for
@@ -19,9 +23,11 @@ pytestmark = [
 ]
 
 
-def test_a_server_that_dies_in_mid_upload_leaves_nothing_that_looks_committed(
-    server: StorageServer, proxy: FaultProxy, url: str
-) -> None:
+@contextmanager
+def in_mid_upload(
+    proxy: FaultProxy, server: StorageServer, url: str
+) -> Iterator[tuple[ObjectPlace, BaseProcess]]:
+    """Step 10 is saved, and a process, killed when the block ends, has sent a part of step 20."""
     begin(url)
     place = through(proxy, server, url)
     save_at(place, 10)
@@ -29,11 +35,18 @@ def test_a_server_that_dies_in_mid_upload_leaves_nothing_that_looks_committed(
     proxy.rate_bytes_per_s = 20_000_000
     with saving_process(place, 20, size=BIG) as process:
         wait_for(lambda: proxy.sent_bytes > 8_000_000, "some of it is sent")
+        yield place, process
+    proxy.rate_bytes_per_s = None
+
+
+def test_a_server_that_dies_in_mid_upload_leaves_nothing_that_looks_committed(
+    server: StorageServer, proxy: FaultProxy, url: str
+) -> None:
+    with in_mid_upload(proxy, server, url) as (place, process):
         server.kill()
         process.join(60.0)
         assert process.exitcode == 3
     server.start()
-    proxy.rate_bytes_per_s = None
     assert steps(place) == [10]
     assert not [key for key in keys(place) if "step-00000020" in key]
     save_at(place, 20, size=BIG)
@@ -47,17 +60,11 @@ def test_a_server_that_dies_in_mid_upload_leaves_nothing_that_looks_committed(
 def test_an_upload_into_a_black_hole_is_cut_by_killing_the_writer(
     server: StorageServer, proxy: FaultProxy, url: str
 ) -> None:
-    begin(url)
-    place = through(proxy, server, url)
-    save_at(place, 10)
-    proxy.sent_bytes = 0
-    proxy.rate_bytes_per_s = 20_000_000
-    with saving_process(place, 20, size=BIG) as process:
-        wait_for(lambda: proxy.sent_bytes > 8_000_000, "some of it is sent")
+    with in_mid_upload(proxy, server, url) as (place, process):
         proxy.fault = Fault.BLACK_HOLE
         process.join(2.0)  # the caller's deadline
         assert process.is_alive()
-    proxy.fault, proxy.rate_bytes_per_s = Fault.NONE, None
+    proxy.fault = Fault.NONE
     assert steps(place) == [10]
     save_at(place, 20, size=BIG)
     assert steps(place) == [20, 10]
