@@ -178,3 +178,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def _no_gcsfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if gcsfs were not installed, whatever has been imported before."""
+    client = "hetero_fw.checkpoint.google_storage"
+    loaded = [name for name in sys.modules if name.startswith("gcsfs.")]
+    for name in ("gcsfs", *loaded):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, client, raising=False)
+    monkeypatch.delattr(client, raising=False)

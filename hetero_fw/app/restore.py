@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from hetero_fw.app.context import RankContext
+from hetero_fw.app.optimizer_settings import Changes, OptimizerSettings
 from hetero_fw.app.state import restore_state
 from hetero_fw.checkpoint import (
     DamagedCheckpointError,
@@ -52,11 +54,13 @@ class Restore(Callback):
         self._context = context
         self._found = found
         self._wasted = wasted
+        self._settings: OptimizerSettings | None = None
         self.damage: DamagedCheckpointError | None = None
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Not on_train_start, which does not come where the last step is complete already.
+        self._settings = OptimizerSettings.of(trainer)
         if self._found is None:
             return
         _check_same_model(pl_module, self._found)
@@ -66,9 +70,15 @@ class Restore(Callback):
         except DamagedCheckpointError as error:
             self.damage = error
             raise
-        restore_state(trainer, state)
+        changes = self._restore_rest(trainer, state)
         _keep_metric(trainer, self._found)
         if self._context.rank == 0:
+            if changes.told:
+                print(
+                    f"optim, changed since the checkpoint of step {self._found.step} and used from "
+                    f"there on: {', '.join(changes.told)}",
+                    flush=True,
+                )
             if not state.get("optimizer"):
                 print(
                     f"the checkpoint of step {self._found.step} holds weights only: the optimizer "
@@ -84,6 +94,23 @@ class Restore(Callback):
                 size_bytes=filled.size_bytes,
                 read_s=self._wasted.read_s + time.perf_counter() - began_s,
             )
+
+    def _restore_rest(self, trainer: pl.Trainer, state: dict[str, Any]) -> Changes:
+        """What is no tensor; but where the configuration of the optimizer has changed, that."""
+        assert self._settings is not None
+        saved = state["callbacks"].get(self.state_key)
+        changes = Changes()
+        if saved is not None and state.get("optimizer"):
+            changes = self._settings.changes_since(saved)
+        restore_state(trainer, state, with_schedules=not changes.is_rescheduled)
+        counts = [schedule.get("last_epoch", state["step"]) for schedule in state["schedulers"]]
+        self._settings.apply(trainer, changes, max(counts, default=state["step"]))
+        return changes
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        # To tell later what the configuration has changed since.
+        return self._settings.to_plain() if self._settings is not None else {}
 
 
 def _keep_metric(trainer: pl.Trainer, found: FoundCheckpoint) -> None:

@@ -12,6 +12,7 @@ from hetero_fw.checkpoint import (
     PATIENCE_S,
     FoundCheckpoint,
     Incident,
+    NewerFormatError,
     Quarantine,
     Ranks,
     Rejection,
@@ -67,10 +68,17 @@ def next_checkpoint(
         None for a fresh start.
 
     Raises:
-        ConfigError: `resume=must` and there is nothing to continue from.
+        ConfigError: `resume=must` and there is nothing to continue from; or the newest checkpoint
+            is of a newer release.
         CheckpointError: storage does not answer.
     """
-    found = next(candidates, None)
+    try:
+        found = next(candidates, None)
+    except NewerFormatError as error:
+        raise ConfigError(
+            f"resume={context.cfg.resume}: {error}. Continue with that release, or choose another "
+            "run_name to start fresh."
+        ) from error
     if context.rank == 0 and context.attempt > 0:
         print(f"continuing from {_name(found.path) if found else 'step 0'}", flush=True)
     if found is None:

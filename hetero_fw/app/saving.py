@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from hetero_fw.checkpoint import CheckpointSaver, JustInTimeSave, StandingStep, 
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import (
     EventName,
+    label_log_lines,
     num_committed_saves,
     read_events,
     saves_on_line,
@@ -63,6 +65,7 @@ def build_saver(
             flush=True,
         )
     has_process = cfg.async_mode == "async_with_pinned_mem"
+    begin_writer = functools.partial(_begin_writer, context.rank)
     node_tier = build_node_tier(context, checkpoint_bytes_of(context.cfg, module))
     return CheckpointSaver(
         place=build_place(context.cfg, context.run_dir, context.attempt),
@@ -73,9 +76,9 @@ def build_saver(
         store=context.store if context.plan.world_size > 1 else None,
         process_group=_new_group(context),
         is_async=cfg.async_mode != "disabled",
-        executor=WriterProcess(die_with_parent) if has_process else None,
+        executor=WriterProcess(begin_writer) if has_process else None,
         node_tier=node_tier,
-        node_executor=WriterProcess(die_with_parent) if has_process and node_tier else None,
+        node_executor=WriterProcess(begin_writer) if has_process and node_tier else None,
         overlaps_staging=has_process,
         timeout_s=cfg.timeout_s,
         safe_step=safe_step,
@@ -89,6 +92,12 @@ def build_saver(
             keep_every_n_steps=cfg.keep_every_n_steps,
         ),
     )
+
+
+def _begin_writer(rank: int) -> None:
+    """First of all in the process that writes."""
+    die_with_parent()
+    label_log_lines(f"rank {rank}, writer")
 
 
 def _new_group(context: RankContext) -> dist.ProcessGroup | None:
@@ -187,7 +196,7 @@ def build_just_in_time(
             began_s = time.perf_counter()
             # If it fails, so will the first save, which says why.
             with contextlib.suppress(CheckpointError, OSError):
-                saver.prepare(standing.content("").tensors)
+                saver.prepare(training.tensors())
             stand_still(time.perf_counter() - began_s)
         return standing
 

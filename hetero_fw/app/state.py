@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -36,11 +36,14 @@ def collect_state(trainer: pl.Trainer) -> dict[str, Any]:
     }
 
 
-def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+def restore_state(
+    trainer: pl.Trainer, state: dict[str, Any], *, with_schedules: bool = True
+) -> None:
     """Put back what `collect_state` returned; what a new configuration lacks is left out."""
     strategy = trainer.strategy
     assert isinstance(strategy, HeteroFSDPStrategy)
-    for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=False):
+    schedules = state["schedulers"] if with_schedules else ()
+    for config, saved in zip(trainer.lr_scheduler_configs, schedules, strict=False):
         config.scheduler.load_state_dict(from_plain(saved))
     strategy.precision.loss_scale.load_state_dict(state["loss_scale"])
     # Also those whose state is still empty: it may have been filled in the earlier attempt.
@@ -49,26 +52,49 @@ def restore_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
             callback.load_state_dict(from_plain(state["callbacks"][callback.state_key]))
 
 
-def newest_metric(
-    name: str | None, logged: Mapping[str, Tensor], *, step_loss: float | None
-) -> Metric | None:
-    """The metric `name` for a checkpoint: as the module has logged it last, else the step's loss.
+class Monitored:
+    """The metric of checkpoints, by its name; says once that there is none of that name.
 
     Args:
-        name: of what is monitored; None: nothing is.
-        logged: by the module, newest values.
-        step_loss: of the step that is saved; None if this attempt has made no step.
-
-    Returns:
-        None if nothing is monitored, or nothing of that name is known yet.
+        name: None if nothing is monitored.
+        is_told: whether this rank says it.
+        announce: shows a line to the user.
     """
-    if name is None:
+
+    def __init__(
+        self, name: str | None, *, is_told: bool, announce: Callable[[str], None] = print
+    ) -> None:
+        self.name = name
+        self._is_told = is_told
+        self._announce = announce
+
+    def newest(
+        self, step: int, logged: Mapping[str, Tensor], step_loss: float | None
+    ) -> Metric | None:
+        """As the module has logged it last before the save of `step`, else the step's loss.
+
+        Args:
+            step: that is saved.
+            logged: by the module, newest values.
+            step_loss: of the step; None if this attempt has made none.
+
+        Returns:
+            None if nothing is monitored, or nothing of that name is known yet.
+        """
+        if self.name is None:
+            return None
+        if self.name in logged:
+            return Metric(name=self.name, value=float(logged[self.name]))
+        if self.name == "loss":
+            return None if step_loss is None else Metric(name=self.name, value=step_loss)
+        if self._is_told:
+            self._is_told = False
+            self._announce(
+                f"ckpt.monitor={self.name}: nothing of that name was logged until step {step}, so "
+                "that the checkpoint has no metric and is never kept as one of the best. Logged: "
+                f"{', '.join(['loss', *sorted(logged)])}"
+            )
         return None
-    if name in logged:
-        return Metric(name=name, value=float(logged[name]))
-    if name != "loss" or step_loss is None:
-        return None
-    return Metric(name=name, value=step_loss)
 
 
 def to_plain(value: Any) -> Any:

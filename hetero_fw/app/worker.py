@@ -21,7 +21,7 @@ from hetero_fw.app.signals import by_name
 from hetero_fw.app.training import train
 from hetero_fw.errors import HeteroError
 from hetero_fw.hardware import DEVICES, DeviceKind
-from hetero_fw.monitoring import EventLog, EventName, RunDirectory
+from hetero_fw.monitoring import EventLog, EventName, RunDirectory, label_log_lines
 from hetero_fw.parallel import (
     Exchange,
     choose_backend,
@@ -88,6 +88,7 @@ def _run(
     heartbeat = Heartbeat(files.heartbeat_path(rank), cfg.recovery.heartbeat_interval_s)
     heartbeat.start()
     _quieten()
+    label_log_lines(f"rank {rank}")
     torch.set_num_threads(job.num_threads)
     device = _device_of(plan, rank)
     with EventLog(run_dir.events_path, job.attempt, rank) as events:

@@ -15,6 +15,7 @@ from hetero_fw.checkpoint.catalog import (
     prune,
     published_paths,
     read_info,
+    runs_below,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
@@ -42,6 +43,7 @@ from hetero_fw.checkpoint.manifest import (
     FileEntry,
     Manifest,
     Metric,
+    NewerFormatError,
     TensorEntry,
     read_manifest,
 )
@@ -103,6 +105,7 @@ __all__ = [
     "LiveState",
     "Manifest",
     "Metric",
+    "NewerFormatError",
     "NodeCopies",
     "NodeFindings",
     "NodePlace",
@@ -160,6 +163,7 @@ __all__ = [
     "record_incident",
     "restore_found_state",
     "restore_training_state",
+    "runs_below",
     "scheme_of",
     "shard_file_name",
     "step_of",

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hetero_fw.checkpoint.directories import retire, step_of
+from hetero_fw.checkpoint.directories import parse_name, retire, step_of
 from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
 from hetero_fw.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -173,8 +173,10 @@ def prune(
     """
     infos = list_checkpoints(root, prefix)
     verified = frozenset(verified_steps) & {info.step for info in infos}
-    if len(infos) > rule.keep_latest_k:  # otherwise nothing can go and nothing needs to be read
-        verified = _verify_newest(infos, verified)
+    if len(infos) <= rule.keep_latest_k:  # nothing can go and nothing needs to be read
+        reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {len(infos)}"
+        return PruneReport(deleted=(), verified_steps=verified, reason=reason)
+    verified = _verify_newest(infos, verified)
     return retire_by_rule(infos, rule, into=into, verified_steps=verified, on_point=on_point)
 
 
@@ -219,6 +221,21 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
         if step is not None and path.is_dir():
             steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
+
+
+def runs_below(root: StoragePath) -> list[str]:
+    """Names of the directories in `root` that hold checkpoints of whatever prefix.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        keys = (key.split("/") for key in ObjectStore(root).list())
+        found = {parts[0] for parts in keys if len(parts) > 2 and parse_name(parts[1])}
+    else:
+        manifests = root.glob(f"*/*-step-*/{MANIFEST_NAME}")
+        found = {path.parent.parent.name for path in manifests if parse_name(path.parent.name)}
+    return sorted(found)
 
 
 def num_attempts(root: StoragePath) -> int:

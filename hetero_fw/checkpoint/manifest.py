@@ -45,6 +45,10 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+class NewerFormatError(CheckpointError):
+    """A checkpoint of a release after this one, which may well be sound."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
     """One shard file: its name in the checkpoint directory, its size and the hash of its bytes."""
@@ -128,6 +132,7 @@ class Manifest:
 
         Raises:
             CheckpointError: it is not a manifest, was changed, or contradicts itself.
+            NewerFormatError: a newer release wrote it.
         """
         payload = _verified_payload(text)
         try:
@@ -143,6 +148,7 @@ def read_manifest(path: StoragePath) -> Manifest:
 
     Raises:
         CheckpointError: it is missing, unreadable or was changed. Names the file.
+        NewerFormatError: a newer release wrote it.
         StorageError: a remote storage refuses or does not answer.
     """
     file = path / MANIFEST_NAME
@@ -150,6 +156,8 @@ def read_manifest(path: StoragePath) -> Manifest:
         return Manifest.from_json(read_bytes(file).decode("utf-8"))
     except StorageError:
         raise
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{file}: {error}") from error
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
         raise CheckpointError(f"{file}: {error}") from error
 
@@ -166,11 +174,13 @@ def _verified_payload(text: str) -> dict[str, Any]:
         raise CheckpointError(f"not valid JSON ({error})") from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise CheckpointError(f"not a checkpoint manifest (its format is not {FORMAT!r})")
-    if payload.get("version") != VERSION:
-        raise CheckpointError(
-            f"manifest version {payload.get('version')!r} was written by another release; "
-            f"this one reads version {VERSION}"
+    version = payload.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise NewerFormatError(
+            f"is of a newer release: its format has version {version}, this release reads {VERSION}"
         )
+    if version != VERSION:
+        raise CheckpointError(f"manifest version {version!r} is none; this release reads {VERSION}")
     declared = payload.pop("xxh3_128", None)
     if declared != _payload_hash(payload):
         raise CheckpointError("the manifest does not match its own hash; it was changed or torn")

@@ -43,6 +43,7 @@ def find_candidates(
     Raises:
         CheckpointError: a storage that all ranks see does not say what it holds, or does not give
             it. Nothing older is taken for that. Names the storage.
+        NewerFormatError: the newest that is left is of a newer release; on all ranks.
     """
     search = Search(
         ranks,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetero_fw.checkpoint.catalog import CheckpointInfo, info_of, published_paths, verify_file
 from hetero_fw.checkpoint.directories import step_of
-from hetero_fw.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from hetero_fw.checkpoint.manifest import FileEntry, Manifest, NewerFormatError, read_manifest
 from hetero_fw.checkpoint.quarantine import Quarantine
 from hetero_fw.errors import CheckpointError
 
@@ -22,12 +22,14 @@ class NodeCopies:
         directories: of the checkpoint, by node; also those whose manifest is damaged, because
             their files may be sound.
         problems: what is wrong with manifests.
+        is_newer: no manifest can be read here, and one of them is of a newer release.
     """
 
     step: int
     manifest: Manifest | None
     directories: Mapping[str, Path]
     problems: tuple[str, ...] = ()
+    is_newer: bool = False
 
     def info(self, quarantine: Quarantine) -> CheckpointInfo | None:
         """The facts of its manifest; None without one."""
@@ -92,7 +94,7 @@ def _of_step(step: int, directories: Mapping[str, Path]) -> list[NodeCopies]:
     """Nodes with the same manifest have the same checkpoint."""
     manifests: dict[tuple[int, tuple[FileEntry, ...]], Manifest] = {}
     nodes: dict[tuple[int, tuple[FileEntry, ...]], list[str]] = {}
-    problems = {}
+    problems, is_newer = {}, False
     for node, path in directories.items():
         try:
             manifest = read_manifest(path)
@@ -100,13 +102,22 @@ def _of_step(step: int, directories: Mapping[str, Path]) -> list[NodeCopies]:
                 raise CheckpointError(f"{path}: its manifest is of step {manifest.step}")
         except CheckpointError as error:
             problems[node] = str(error)
+            is_newer = is_newer or isinstance(error, NewerFormatError)
             continue
         identity = (manifest.attempt, manifest.files)
         manifests.setdefault(identity, manifest)
         nodes.setdefault(identity, []).append(node)
     told = tuple(problems.values())
     if not manifests:
-        return [NodeCopies(step=step, manifest=None, directories=directories, problems=told)]
+        return [
+            NodeCopies(
+                step=step,
+                manifest=None,
+                directories=directories,
+                problems=told,
+                is_newer=is_newer,
+            )
+        ]
     return [
         NodeCopies(
             step=step,

@@ -16,7 +16,6 @@ from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.save_tasks import OnProgress
 from hetero_fw.checkpoint.shard_file import WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
-from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule
 
 
@@ -50,15 +49,8 @@ class NodePlace(DirectoryPlace):
         return written
 
     def publish(self, spec: SaveSpec, manifest: Manifest) -> None:
-        sizes = {file.name: file.size for file in manifest.files}
-        for name in self.files:
-            size = (self.unpublished(spec) / name).stat().st_size
-            if size != sizes[name]:
-                raise CheckpointError(
-                    f"{name} has {size} bytes on node {self.node}, {sizes[name]} were written"
-                )
         self._clear_leftovers(spec)
-        self.publish_directory(spec, manifest)
+        self.publish_directory(spec, manifest, self.files)
 
     def _clear_leftovers(self, spec: SaveSpec) -> None:
         """Remove copies that came for an earlier save after it had failed here.

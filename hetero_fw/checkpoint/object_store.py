@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractBufferedFile
 from upath import UPath
 
 from hetero_fw.checkpoint.storage import (
+    FOLDERLESS,
     REQUEST_TIMEOUT_S,
     SLOWEST_BYTES_PER_S,
     StorageError,
@@ -67,9 +71,9 @@ class ObjectStore:
         """
         with self._errors(folder):
             try:
-                found = self._fs.find(self._path(folder).rstrip("/"), detail=True, **self._limit)
+                found = self._find(self._path(folder).rstrip("/"))
             except FileNotFoundError:
-                if self._has_parts:  # an empty folder is no error there, so the bucket is missing
+                if self._root.protocol in FOLDERLESS:
                     raise
                 found = {}
             return {
@@ -135,19 +139,21 @@ class ObjectStore:
 
     def delete(self, keys: Collection[str]) -> None:
         """Delete exactly these objects; what is gone already is no error."""
-        paths = [self._path(key) for key in keys]
-        if len(paths) == 1:
-            with self._errors(next(iter(keys))), suppress(FileNotFoundError):
-                self._fs.rm_file(paths[0], **self._limit)
-        elif paths:
+        if len(keys) > 1 and self._fs.async_impl:
             with self._errors(""), suppress(FileNotFoundError):
-                self._fs.rm(paths, **self._limit)
+                self._fs.rm([self._path(key) for key in keys], **self._limit)
+            return
+        for key in keys:  # not every client takes several
+            with self._errors(key), suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(key), **self._limit)
 
     def remove_folder(self, folder: str) -> None:
         """Remove an empty directory, where the storage has directories."""
         if not self._is_flat:
             with suppress(Exception):  # somebody has put something into it, or it is gone
-                self._fs.rmdir(self._path(folder))
+                # That of HDFS through pyarrow deletes what is in it as well.
+                if not self._fs.ls(self._path(folder), detail=False):
+                    self._fs.rmdir(self._path(folder))
 
     def abort_uploads(self, is_dead: Callable[[str], bool]) -> None:
         """Give up multipart uploads that were never completed, of the keys that `is_dead` accepts.
@@ -181,6 +187,22 @@ class ObjectStore:
                 if not page.get("IsTruncated"):
                     return
 
+    def _find(self, path: str) -> dict[str, Any]:
+        """What is at `path` or below, but directories, by path."""
+        if not _walks(self._fs):
+            found: dict[str, Any] = self._fs.find(path, detail=True, **self._limit)
+            return found
+        # That of fsspec takes every directory that it cannot list for an empty one.
+        found, pending = {}, [path]
+        while pending:
+            with suppress(FileNotFoundError):  # it is deleted meanwhile
+                for info in self._fs.ls(pending.pop(), detail=True, **self._limit):
+                    if info["type"] != "directory":
+                        found[info["name"]] = info
+                    elif info["name"].rstrip("/") != path:
+                        pending.append(info["name"])
+        return found
+
     @property
     def _is_flat(self) -> bool:
         return self._root.protocol in _FLAT
@@ -202,12 +224,19 @@ class ObjectStore:
         )
 
     def _stream(self, key: str, content: memoryview, on_piece: OnPiece) -> None:
-        file = self._fs.open(self._path(key), "wb")
-        with file:
+        file = self._fs.open(self._path(key), "wb", block_size=PART_BYTES)
+        try:
             for start in range(0, content.nbytes, PART_BYTES):
                 piece = content[start : start + PART_BYTES]
                 on_piece(piece)
                 file.write(piece)
+        except BaseException:
+            # Closing it would send the rest and complete it, so that it appears cut off. What was
+            # begun is invisible and forgotten by the storage after some days.
+            if isinstance(file, AbstractBufferedFile):
+                file.closed = True
+            raise
+        file.close()
 
     def _make_folder(self, key: str) -> None:
         if not self._is_flat:
@@ -241,6 +270,12 @@ def _has_no_condition(error: BaseException | None) -> bool:
     """Whether a client or a storage does not know how to create only."""
     is_refused = isinstance(error, RuntimeError | ValueError | TypeError)
     return is_refused or (isinstance(error, OSError) and error.errno == errno.ENOSYS)
+
+
+def _walks(client: AbstractFileSystem) -> bool:
+    """Whether a client has no listing of its own of all that is below a directory."""
+    own, inherited = type(client), (AsyncFileSystem._find, AbstractFileSystem.find)
+    return (own._find if client.async_impl else own.find) in inherited
 
 
 def _is_s3(root: UPath) -> bool:

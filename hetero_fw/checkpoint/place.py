@@ -116,17 +116,27 @@ class DirectoryPlace:
         return written
 
     def publish(self, spec: SaveSpec, manifest: Manifest) -> None:
-        temporary = self.unpublished(spec)
-        for file in manifest.files:
-            # On a network file system this rank must see what the others wrote.
-            size = (temporary / file.name).stat().st_size
-            if size != file.size:
-                raise CheckpointError(f"{file.name} has {size} bytes, its rank wrote {file.size}")
-        self.publish_directory(spec, manifest)
+        # On a network file system this rank must see what the others wrote.
+        self.publish_directory(spec, manifest, [file.name for file in manifest.files])
 
-    def publish_directory(self, spec: SaveSpec, manifest: Manifest) -> None:
-        """Write the manifest and rename what this directory holds of the checkpoint."""
+    def publish_directory(self, spec: SaveSpec, manifest: Manifest, files: Collection[str]) -> None:
+        """Write the manifest and rename what this directory holds of the checkpoint.
+
+        Args:
+            files: that it holds.
+
+        Raises:
+            CheckpointError: one of them has another size than the manifest says.
+            OSError: one of them is not there, or the file system refuses.
+        """
         temporary = self.unpublished(spec)
+        sizes = {file.name: file.size for file in manifest.files}
+        for name in files:
+            size = (temporary / name).stat().st_size
+            if size != sizes[name]:
+                raise CheckpointError(
+                    f"{temporary / name} has {size} bytes, its rank wrote {sizes[name]}"
+                )
         spec.on_point(SavePoint.WRITING_MANIFEST)
         (temporary / MANIFEST_NAME).unlink(missing_ok=True)  # what an earlier try has left
         write_text(temporary / MANIFEST_NAME, manifest.to_json())

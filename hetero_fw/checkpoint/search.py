@@ -11,7 +11,7 @@ import xxhash
 from hetero_fw.checkpoint.catalog import published_paths
 from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
-from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, NewerFormatError
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.sources import (
     Rejection,
@@ -64,6 +64,7 @@ class _Copy:
     attempt: int = -1
     digest: str = ""
     problem: str = ""
+    is_newer_format: bool = False
 
     @property
     def candidate(self) -> tuple[int, str]:
@@ -184,6 +185,9 @@ class Search:
         self._texts = {}
         gathered = self._ranks.gather_results(lambda: self._own_copies(step))
         copies = [copy for theirs in gathered for copy in theirs]
+        newer = [copy.problem for copy in copies if copy.is_newer_format]
+        if newer:  # it is sound as far as anybody here can tell, and work would be lost
+            raise NewerFormatError(newer[0])
         problems = [
             Rejection(step=step, path=copy.directory, reason=copy.problem)
             for copy in copies
@@ -262,7 +266,8 @@ class Search:
             problem = str(error) if str(file) in str(error) else f"{file}: {error}"
             if root.node is None and may_be_intact(file, error):
                 raise CheckpointError(problem) from error
-            return _Copy(**facts, problem=problem)
+            is_newer = isinstance(error, NewerFormatError)
+            return _Copy(**facts, problem=problem, is_newer_format=is_newer)
         self._texts[facts["root"], facts["name"]] = content.decode("utf-8")
         digest = xxhash.xxh3_128_hexdigest(content)
         return _Copy(**facts, attempt=manifest.attempt, digest=digest)

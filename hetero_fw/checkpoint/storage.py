@@ -43,6 +43,9 @@ NUM_PIECES_AHEAD = 8
 _CLIENTS: dict[str, AbstractFileSystem] = {}
 
 _S3 = ("s3", "s3a")
+_GOOGLE = ("gs", "gcs")
+# A folder that holds nothing is none there, so that what is not found when listing is the bucket.
+FOLDERLESS = (*_S3, *_GOOGLE)
 _LOCAL = ("", "file", "local")
 
 
@@ -101,10 +104,7 @@ def open_root(location: str, options: Mapping[str, Any] | None = None) -> Storag
     # It works, though universal_pathlib has no class of its own for it.
     warnings.filterwarnings("ignore", message="UPath 'webhdfs' filesystem not explicitly")
     try:
-        root: UPath = UPath(location.rstrip("/"), **merged)
-        _CLIENTS[root.fs._fs_token] = root.fs
-        if scheme in _S3:
-            root.fs.retries = NUM_ATTEMPTS
+        root = _opened(scheme, location.rstrip("/"), merged)
     except ImportError as error:
         raise ConfigError(_missing_package(scheme, error)) from error
     except (OSError, TypeError, ValueError, KeyError) as error:
@@ -201,6 +201,25 @@ def describe_error(error: BaseException, options: Mapping[str, Any]) -> str:
     elif isinstance(error, OSError) and error.errno is not None and error.args[1:]:
         text = " ".join(map(str, error.args[1:]))
     return without_secrets(text, options) or type(error).__name__
+
+
+def _opened(scheme: str, location: str, options: Mapping[str, Any]) -> UPath:
+    if scheme in _GOOGLE:
+        # It cannot be imported where its package is not installed.
+        from hetero_fw.checkpoint import google_storage
+
+        google_storage.register(scheme)
+    elif scheme == "webhdfs":
+        from hetero_fw.checkpoint import hadoop_storage
+
+        hadoop_storage.register(scheme)
+    root: UPath = UPath(location, **options)
+    _CLIENTS[root.fs._fs_token] = root.fs
+    if scheme in _S3:
+        root.fs.retries = NUM_ATTEMPTS
+    elif scheme in _GOOGLE:
+        google_storage.bound_requests(root.fs)
+    return root
 
 
 def _client_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:

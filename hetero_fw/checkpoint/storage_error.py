@@ -67,7 +67,9 @@ _TEXTS = {
         "out of (disk )?space|insufficient (storage|space)|not enough (free |disk )?space"
     ),
     Kind.READ_ONLY: "read-only file system|in safe mode",
-    Kind.DENIED: "permission denied|operation not permitted|access denied|no credentials",
+    Kind.DENIED: (
+        "permission denied|operation not permitted|access denied|no credentials|^forbidden: "
+    ),
     Kind.MISSING: "no such file or directory|no such bucket",
     Kind.EXISTS: "file exists|directory not empty",
     Kind.TRANSIENT: (
@@ -79,10 +81,12 @@ _TEXTS = {
 # All that torch.save says when a write fell short; nearly always the disk is full.
 _TORCH_SHORT_WRITE = re.compile(r"unexpected pos \d+ vs \d+|file write failed", re.IGNORECASE)
 _CODE_IN_TEXT = re.compile(r"An error occurred \((\w+)\)")  # botocore's wording
-_DENIED_TYPES = re.compile(r"NoCredentials|PartialCredentials|TokenRetrieval|UnauthorizedSSO")
+_DENIED_TYPES = re.compile(
+    r"NoCredentials|PartialCredentials|DefaultCredentials|TokenRetrieval|RefreshError|UnauthorizedSSO"
+)
 _TRANSIENT_TYPES = re.compile(
     r"Timeout|Connect|Disconnected|IncompleteRead|ResponseStreaming|Payload|HTTPClientError|"
-    r"gaierror|ProtocolError|Retryable"
+    r"gaierror|ProtocolError|Retryable|TransportError|ChecksumError"
 )
 
 _KIND_OF_ERRNO = {

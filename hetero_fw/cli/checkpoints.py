@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from hetero_fw.checkpoint import (
     open_root,
     prune,
     published_paths,
+    runs_below,
     step_of,
 )
 from hetero_fw.errors import CheckpointError
@@ -57,9 +59,10 @@ class CheckpointStore:
 
         Raises:
             ConfigError: the storage cannot be set up, or needs options that are not stored.
+            CheckpointError: what is named holds several runs; names them.
         """
         if isinstance(source, str):
-            return cls(root=open_root(source, options_for_url()), prefix=_PREFIX, settings={})
+            return cls._at(source)
         cfg = _configuration(source)
         return cls(
             root=checkpoint_root(cfg, source),
@@ -72,6 +75,19 @@ class CheckpointStore:
                 if key in cfg.ckpt
             },
         )
+
+    @classmethod
+    def _at(cls, location: str) -> CheckpointStore:
+        root = open_root(location, options_for_url())
+        store = cls(root=root, prefix=_PREFIX, settings={})
+        names = [] if store.paths() else runs_below(root)
+        if names:
+            shown = location.rstrip("/")
+            raise CheckpointError(
+                f"{shown} holds the checkpoints of {len(names)} run{'s'[: len(names) > 1]}: "
+                f"{', '.join(names)}. Give one of them, such as {shown}/{names[0]}."
+            )
+        return store
 
     def rule(self, keep_latest_k: int) -> RetentionRule:
         """The run's rule with another number of newest ones to keep."""
@@ -109,12 +125,14 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none; says what is wrong with the newest.
         """
-        problems: list[str] = []
+        skipped: list[tuple[StoragePath, str]] = []
         info = find_restorable(
-            self.root, self.prefix, lambda _, reason: problems.append(reason), self.starts
+            self.root, self.prefix, lambda *found: skipped.append(found), self.starts
         )
         if info is None:
-            raise CheckpointError(problems[0] if problems else f"{self.root} has no checkpoint")
+            raise CheckpointError(skipped[0][1] if skipped else f"{self.root} has no checkpoint")
+        for path, reason in skipped:
+            print(f"step {step_of(path.name, self.prefix)} is not used: {reason}", file=sys.stderr)
         return info.path
 
     def prune(self, keep: int) -> PruneReport:

@@ -1,6 +1,6 @@
 """`hetero ckpt`: look at the checkpoints of a run, export, compare and delete them; import weights.
 
-A run is named by its directory, or by the URL at which its checkpoints lie.
+A run is named by its directory, or by the path or URL at which its checkpoints lie.
 
 The functions import what they need: with torch it takes seconds, and the parser is needed always.
 """
@@ -75,7 +75,7 @@ def _action(
         "run_dir",
         type=_source,
         metavar="RUN_DIR",
-        help="its directory, or the URL of its checkpoints, such as s3://bucket/folder/run",
+        help="its directory, or the path or URL of its checkpoints: STORAGE/RUN_NAME",
     )
     parser.add_argument("--json", action="store_true", help="print data only")
     parser.set_defaults(run=run)
@@ -83,8 +83,15 @@ def _action(
 
 
 def _source(text: str) -> RunDirectory | str:
-    is_url = "://" in text and not text.startswith("file://")
-    return text if is_url else run_directory(text.removeprefix("file://"))
+    if "://" in text and not text.startswith("file://"):
+        return text
+    path = Path(text.removeprefix("file://"))
+    # A path as in ckpt.storage, of one run or of several, is named like a URL.
+    holds_checkpoints = (next(path.glob(f"{depth}*-step-*/"), None) for depth in ("", "*/"))
+    is_run = (path / "plan.json").is_file() or (path / "status.json").is_file()
+    if not is_run and any(holds_checkpoints):
+        return f"file://{path.absolute()}"
+    return run_directory(str(path))
 
 
 def _at_least_two(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hetero_fw.checkpoint import (
     CheckpointInfo,
+    NewerFormatError,
     NodeCopies,
     Quarantine,
     StorageError,
@@ -37,10 +38,10 @@ def describe_checkpoints(
         step, tier. path: for node directories that of the first one. age_s, size_bytes,
             world_size, attempt, reason, metric: None if the manifest cannot be read. is_verified:
             None if the bytes were not read. problem: what is wrong, None if nothing is known to
-            be. quarantine: why no run continues from it. departure: why one that is sound is
-            tried only after older ones. nodes: whose directories were looked at;
-            missing: files that none of them has intact; num_copies: nodes that have each file at
-            least; all None in the storage.
+            be. is_newer_format: a newer release wrote it, and only that can tell. quarantine: why
+            no run continues from it. departure: why one that is sound is tried only after older
+            ones. nodes: whose directories were looked at; missing: files that none of them has
+            intact; num_copies: nodes that have each file at least; all None in the storage.
 
     Raises:
         CheckpointError: there is none of `step`, or the storage does not answer.
@@ -97,7 +98,7 @@ def _stored_rows(
 
 def _describe_stored(path: StoragePath, prefix: str, *, reads_bytes: bool) -> dict[str, Any]:
     info: CheckpointInfo | None = None
-    problem, is_verified = None, None
+    problem, is_verified, is_newer = None, None, False
     try:
         info = read_info(path, prefix)
         if reads_bytes:
@@ -106,9 +107,11 @@ def _describe_stored(path: StoragePath, prefix: str, *, reads_bytes: bool) -> di
     except CheckpointError as error:
         if isinstance(error, StorageError) and error.is_transient:
             raise  # that it cannot be read now says nothing about it
-        problem, is_verified = str(error), False
+        is_newer = isinstance(error, NewerFormatError)
+        problem, is_verified = str(error), None if is_newer else False
     places = {"nodes": None, "missing": None, "num_copies": None}
-    return {**_facts(info), "is_verified": is_verified, "problem": problem, **places}
+    findings = {"is_verified": is_verified, "problem": problem, "is_newer_format": is_newer}
+    return {**_facts(info), **findings, **places}
 
 
 def _describe_copies(
@@ -126,7 +129,8 @@ def _describe_copies(
         "tier": Tier.LOCAL.value,
         "path": str(next(iter(copies.directories.values()))),
         **_facts(copies.info(quarantine)),
-        "is_verified": (True if reads_bytes else None) if is_whole else False,
+        "is_verified": (True if reads_bytes else None) if is_whole or copies.is_newer else False,
+        "is_newer_format": copies.is_newer,
         "problem": "; ".join(problems) or None,
         "nodes": nodes,
         "missing": list(findings.missing),
@@ -150,6 +154,8 @@ def _facts(info: CheckpointInfo | None) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     metric = row["metric"]
     verified = {None: "not read", True: "yes", False: "DAMAGED"}[row["is_verified"]]
+    if row["is_newer_format"]:
+        verified = "NEWER"
     copies = "" if row["num_copies"] is None else f" x{row['num_copies']}"
     return (
         str(row["step"]),
@@ -157,6 +163,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
         f"{row['tier']}{copies}",
         "INCOMPLETE" if row["missing"] else verified,
-        f"{metric['name']} {format_number(metric['value'])}" if metric else "",
+        f"{metric['name']} {format_number(metric['value'])}" if metric else "-",
         row["problem"] or row["quarantine"] or row["departure"] or row["reason"],
     )

@@ -7,6 +7,7 @@ from hetero_fw.monitoring.console import Progress, StepPrinter, format_banner
 from hetero_fw.monitoring.events import EventLog, EventName, read_events
 from hetero_fw.monitoring.history import RunHistory, read_history
 from hetero_fw.monitoring.lineage import attempt_starts, saves_on_line
+from hetero_fw.monitoring.log_lines import label_log_lines
 from hetero_fw.monitoring.metrics import (
     MetricsWriter,
     ScalarWriter,
@@ -58,6 +59,7 @@ __all__ = [
     "format_bytes",
     "format_duration",
     "format_number",
+    "label_log_lines",
     "last_step",
     "num_committed_saves",
     "read_events",

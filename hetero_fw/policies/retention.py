@@ -10,6 +10,10 @@ from hetero_fw.errors import ConfigError
 
 # The newest checkpoint can turn out to be unreadable; the one before it must then be there.
 MIN_KEPT = 2
+_NOTHING_SOUND = (
+    "no checkpoint was found to be as it was written, so none is deleted; `hetero ckpt verify` "
+    "says what is wrong"
+)
 
 
 class MonitorMode(StrEnum):
@@ -93,7 +97,7 @@ def decide_retention(
     newest_first = sorted(committed, key=lambda item: (item.attempt, item.step), reverse=True)
     sound = [item.step for item in newest_first if item.is_verified and item.is_finite]
     if not sound:
-        return RetentionDecision(delete_steps=(), reason="nothing is verified, so nothing goes")
+        return RetentionDecision(delete_steps=(), reason=_NOTHING_SOUND)
     best = _best(newest_first, rule)
     periodic = [item.step for item in newest_first if _is_periodic(item.step, rule)]
     protected = {

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_a_node_that_is_lost_with_its_disk_is_replaced_by_its_copies(
     assert digest_of(run.run_dir) == undisturbed(start_train)
 
 
+@contextmanager
+def between_attempts(start_train: Start, tmp_path: Path) -> Iterator[TrainRun]:
+    """All ranks are killed, and the next attempt begins when the block ends, and the run ends."""
+    run = start_on_nodes(start_train, tmp_path)
+    # Stopped, the supervisor does not start it before.
+    os.kill(run.process.pid, signal.SIGSTOP)
+    kill_node(run, (0, 1, 2, 3))
+    yield run
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.wait()
+    assert run.returncode == 0, run.output
+
+
 def damage(shard: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[len(content) // 3] ^= 0x10
@@ -78,16 +92,10 @@ def damage(shard: Path) -> None:
 def test_of_two_copies_the_good_one_is_used(
     start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
 ) -> None:
-    run = start_on_nodes(start_train, tmp_path)
-    # Stopped, the supervisor does not start the next attempt before the damage is done.
-    os.kill(run.process.pid, signal.SIGSTOP)
-    kill_node(run, (0, 1, 2, 3))
-    newest = max((tmp_path / "nodes/run/a100-0").glob("hetero_ckpt-step-*"))
-    shard = newest / "shard-00001.bin"
-    damage(shard)
-    os.kill(run.process.pid, signal.SIGCONT)
-    run.wait()
-    assert run.returncode == 0, run.output
+    with between_attempts(start_train, tmp_path) as run:
+        newest = max((tmp_path / "nodes/run/a100-0").glob("hetero_ckpt-step-*"))
+        shard = newest / "shard-00001.bin"
+        damage(shard)
     (restored,) = run.events("restored")
     assert restored["step"] == int(newest.name[-8:])
     assert restored["tiers"] == ["local"]
@@ -100,17 +108,12 @@ def test_of_two_copies_the_good_one_is_used(
 def test_where_all_copies_are_damaged_the_attempt_goes_on_from_the_older_ones(
     start_train: Start, tmp_path: Path, undisturbed: Callable[[Start], str]
 ) -> None:
-    run = start_on_nodes(start_train, tmp_path)
-    os.kill(run.process.pid, signal.SIGSTOP)
-    kill_node(run, (0, 1, 2, 3))
-    copies = list((tmp_path / "nodes/run").glob("*/hetero_ckpt-step-*"))
-    newest = max(path.name for path in copies)
-    damaged = [path for path in copies if path.name == newest]
-    for path in damaged:
-        damage(path / "shard-00001.bin")
-    os.kill(run.process.pid, signal.SIGCONT)
-    run.wait()
-    assert run.returncode == 0, run.output
+    with between_attempts(start_train, tmp_path) as run:
+        copies = list((tmp_path / "nodes/run").glob("*/hetero_ckpt-step-*"))
+        newest = max(path.name for path in copies)
+        damaged = [path for path in copies if path.name == newest]
+        for path in damaged:
+            damage(path / "shard-00001.bin")
     (restored,) = run.events("restored")
     assert restored["step"] == max(int(p.name[-8:]) for p in copies if p.name != newest)
     rejected = {event["path"] for event in run.events("checkpoint_rejected")}

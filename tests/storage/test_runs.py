@@ -13,9 +13,11 @@ import pytest
 
 from hetero_fw.checkpoint import list_checkpoints, open_root, read_quarantine
 from tests.conftest import TrainRun
+from tests.fault_proxy import Fault, FaultProxy
 from tests.recovery.runs import PAIR, digest_of, undisturbed
 from tests.recovery.test_kill import rank_pid, steps_done
-from tests.s3_server import Fault, FaultProxy, S3Server
+from tests.s3_server import S3Server
+from tests.storage_server import StorageServer
 from tests.unit.checkpoint.examples import PREFIX
 
 Start = Callable[..., TrainRun]
@@ -34,8 +36,9 @@ def empty(run_dir: Path) -> None:
     run_dir.mkdir()
 
 
-def test_a_killed_rank_is_restored_from_s3(
-    start_train: Start, s3: S3Server, url: str, plain_digest: str
+@pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)
+def test_a_killed_rank_is_restored_from_the_storage(
+    start_train: Start, server: StorageServer, url: str, plain_digest: str
 ) -> None:
     command = (*PAIR, f"ckpt.storage={url}")
     run = start_train(*command)

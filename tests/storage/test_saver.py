@@ -38,7 +38,8 @@ from hetero_fw.recovery import die_with_parent
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_checkpoint import shared_store
 from tests.distributed.test_restore import find, full_tensors, laid_out, load
-from tests.s3_server import Fault, FaultProxy, S3Server, find_weed, login, running_server
+from tests.fault_proxy import Fault, FaultProxy
+from tests.s3_server import S3Server, find_weed, login, running_server
 from tests.storage.uploading import wait_for
 from tests.unit.checkpoint.examples import PREFIX
 

@@ -38,7 +38,7 @@ def saving_process(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "hetero_fw.checkpoint"])
     # The fork server may be older than the login in this process's environment.
-    login = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    login = {n: v for n, v in os.environ.items() if n.startswith(("AWS_", "STORAGE_"))}
     process = context.Process(target=_save, args=(place, step, size, signal_at, login))
     process.start()
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hetero_fw.app.state import from_plain, newest_metric, to_plain
+from hetero_fw.app.state import Monitored, from_plain, to_plain
 from hetero_fw.checkpoint import Metric
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -109,9 +109,27 @@ def test_counters_stay_counters() -> None:
 
 def test_the_metric_of_a_checkpoint_is_what_was_logged_last() -> None:
     logged = {"val_loss": torch.tensor(0.5), "loss": torch.tensor(2.0)}
-    assert newest_metric("val_loss", logged, step_loss=3.0) == Metric(name="val_loss", value=0.5)
-    assert newest_metric("loss", logged, step_loss=3.0) == Metric(name="loss", value=2.0)
-    assert newest_metric("loss", {}, step_loss=3.0) == Metric(name="loss", value=3.0)
-    assert newest_metric("val_loss", {}, step_loss=3.0) is None
-    assert newest_metric("loss", {}, step_loss=None) is None
-    assert newest_metric(None, logged, step_loss=3.0) is None
+    told: list[str] = []
+
+    def newest(name: str | None, known: dict[str, torch.Tensor]) -> Metric | None:
+        return Monitored(name, is_told=True, announce=told.append).newest(8, known, 3.0)
+
+    assert newest("val_loss", logged) == Metric(name="val_loss", value=0.5)
+    assert newest("loss", logged) == Metric(name="loss", value=2.0)
+    assert newest("loss", {}) == Metric(name="loss", value=3.0)
+    assert newest(None, logged) is None
+    assert Monitored("loss", is_told=True).newest(8, {}, None) is None
+    assert told == []
+    assert newest("val_loss", {}) is None
+    assert len(told) == 1
+
+
+def test_what_is_monitored_and_never_logged_is_told_once() -> None:
+    told: list[str] = []
+    for is_told in (True, False):
+        monitored = Monitored("val_los", is_told=is_told, announce=told.append)
+        for step in (8, 16):
+            assert monitored.newest(step, {"val_loss": torch.tensor(0.5)}, 3.0) is None
+    (line,) = told
+    assert line.startswith("ckpt.monitor=val_los: nothing of that name was logged until step 8")
+    assert line.endswith("Logged: loss, val_loss")

@@ -273,6 +273,7 @@ def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("ckpt.storage=s3://bucket/x", "resume=must"), ("ckpt.storage: cannot look",)),
     ],
 )
+@pytest.mark.usefixtures("_no_gcsfs")
 def test_refused_before_anything_is_written(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -280,7 +281,6 @@ def test_refused_before_anything_is_written(
     overrides: tuple[str, ...],
     words: tuple[str, ...],
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

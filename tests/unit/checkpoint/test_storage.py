@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.spec import AbstractBufferedFile
 from upath import UPath
 
 from hetero_fw.checkpoint import StorageError, is_object_store, open_root, scheme_of
@@ -48,6 +49,7 @@ def test_time_outs_and_retries_of_s3_are_bounded_and_can_be_changed() -> None:
     assert "a-key" not in f"{root} {root!r} {root / 'x'!r}"
 
 
+@pytest.mark.usefixtures("_no_gcsfs")
 @pytest.mark.parametrize(
     ("location", "package"),
     [("gs://bucket/run", "gcsfs"), ("abfs://bucket/run", "adlfs"), ("hdfs://host/run", "pyarrow")],
@@ -171,6 +173,54 @@ def test_objects_of_one_folder() -> None:
     with pytest.raises(StorageError, match="somebody else's is there"):
         store.put_new("new", b"theirs")
     assert store.read("new") == b"mine"
+
+
+def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = UPath(f"file://{tmp_path}/run")
+    store = ObjectStore(root)
+    store.put("a/one", b"1")
+    inner = type(root.fs).ls
+
+    def ls(client: Any, path: str, **options: Any) -> Any:
+        if path.endswith("/a"):
+            raise error
+        return inner(client, path, **options)
+
+    monkeypatch.setattr(type(root.fs), "ls", ls)
+    error: OSError = ConnectionError("away")
+    with pytest.raises(StorageError, match="away") as caught:
+        store.list()
+    assert caught.value.is_transient
+    error = FileNotFoundError("deleted meanwhile")
+    assert store.list() == {}
+
+
+def test_an_upload_that_breaks_off_is_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was buffered is not sent by closing the file."""
+    root = UPath(f"file://{tmp_path}/run")
+    store = ObjectStore(root)
+    flushed: list[bool] = []
+
+    class Buffered(AbstractBufferedFile):
+        def _initiate_upload(self) -> None: ...
+
+        def _upload_chunk(self, final: bool = False) -> bool:
+            flushed.append(final)
+            return True
+
+    def breaking(piece: memoryview) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(root.fs, "open", lambda path, mode, **_: Buffered(root.fs, path, mode))
+    with pytest.raises(StorageError, match="broken"):
+        store.upload("a/b", memoryview(b"content"), breaking)
+    assert True not in flushed
+    store.upload("a/b", memoryview(b"content"), lambda piece: None)
+    assert flushed == [True]
 
 
 def test_a_storage_that_has_directories(tmp_path: Path) -> None:

@@ -208,6 +208,17 @@ TORN = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 
         (type("NoCredentialsError", (Exception,), {})("x"), Kind.DENIED),
         (type("HttpError", (Exception,), {"code": 503})("x"), Kind.TRANSIENT),
         (type("HttpError", (Exception,), {"status": 403})("x"), Kind.DENIED),
+        (OSError("Forbidden: https://host/b/bucket/o\nno access"), Kind.DENIED),
+        (type("DefaultCredentialsError", (Exception,), {})("x"), Kind.DENIED),
+        (type("RefreshError", (Exception,), {})("invalid_grant"), Kind.DENIED),
+        (
+            raised_from(
+                type("RefreshError", (Exception,), {})("x"),
+                type("TransportError", (Exception,), {})("y"),
+            ),
+            Kind.TRANSIENT,
+        ),
+        (type("ChecksumError", (Exception,), {})("md5"), Kind.TRANSIENT),
         (type("Judged", (Exception,), {"is_transient": True})("odd"), Kind.TRANSIENT),
         (type("Judged", (Exception,), {"is_absent": True})("odd"), Kind.MISSING),
         (ValueError("a bug"), Kind.UNKNOWN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,81 @@ def test_too_few_to_keep_are_refused(capsys: pytest.CaptureFixture[str], run: Ru
         main(["ckpt", "prune", str(run.path), "--keep", "1"])
     assert caught.value.code == 2
     assert "1 is too few" in capsys.readouterr().err
+
+
+def make_newer(run: RunDirectory, step: int) -> None:
+    """As a release after this one would write it."""
+    file = checkpoint_path(run.checkpoints_path, PREFIX, step) / "manifest.json"
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+
+
+def test_a_checkpoint_of_a_newer_release_is_not_called_damaged(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    make_newer(run, 40)
+    rows = run_json(capsys, "ls", str(run.path))
+    assert [row["is_newer_format"] for row in rows] == [True, False, False, False]
+    assert rows[0]["is_verified"] is None
+    assert (
+        "is of a newer release: its format has version 2, this release reads 1"
+        in rows[0]["problem"]
+    )
+    assert main(["ckpt", "ls", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert "NEWER" in out
+    assert "DAMAGED" not in out
+    assert main(["ckpt", "verify", str(run.path)]) == 1
+    capsys.readouterr()
+    assert main(["ckpt", "export", str(run.path), str(tmp_path / "out.safetensors")]) == 0
+    told = capsys.readouterr()
+    assert "step 40 is not used: " in told.err
+    assert "newer release" in told.err
+    assert f"{PREFIX}-step-00000030" in told.out
+
+
+def test_an_export_says_what_it_skips(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    damage(run, 40)
+    assert main(["ckpt", "export", str(run.path), str(tmp_path / "out.safetensors")]) == 0
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert line.startswith("step 40 is not used: ")
+    assert "shard-00000.bin: its bytes are not those that were written" in line
+    assert f"{PREFIX}-step-00000030" in told.out
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_path_of_checkpoints_is_looked_at_without_the_run(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, form: str
+) -> None:
+    place = form.format(run.checkpoints_path)
+    assert [row["step"] for row in run_json(capsys, "ls", place)] == [40, 30, 20, 10]
+    assert len(run_json(capsys, "verify", place)) == 4
+
+
+def test_a_path_of_several_runs_names_them(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    for name in ("one", "two"):
+        shutil.copytree(run.checkpoints_path, storage / name)
+    assert main(["ckpt", "ls", str(storage)]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"holds the checkpoints of 2 runs: one, two. Give one of them, such as file://{storage}/one"
+        in told
+    )
+
+
+def test_a_prune_says_why_nothing_goes(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    assert main(["ckpt", "prune", str(run.path), "--keep", "4"]) == 0
+    assert "keep_latest_k=4: nothing to delete, there are 4" in capsys.readouterr().out
+    for step in (10, 20, 30, 40):
+        damage(run, step)
+    assert main(["ckpt", "prune", str(run.path), "--keep", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "no checkpoint was found to be as it was written, so none is deleted" in out
+    assert len(list(run.checkpoints_path.glob(f"{PREFIX}-step-*"))) == 4

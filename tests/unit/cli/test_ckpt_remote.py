@@ -99,11 +99,11 @@ def test_a_login_that_is_not_stored_is_asked_for(
     assert len(run_json(capsys, "ls", str(run.path))) == 5
 
 
+@pytest.mark.usefixtures("_no_gcsfs")
 @pytest.mark.parametrize("url", ["s33://bucket/x", "gs://bucket/x"])
 def test_a_storage_that_cannot_be_set_up_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+    capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     assert main(["ckpt", "ls", url]) == 2
     errors = capsys.readouterr().err
     assert len(errors.splitlines()) == 1

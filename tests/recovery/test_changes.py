@@ -1,0 +1,116 @@
+"""Runs that are continued with another configuration, or by another release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TrainRun
+from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+
+Train = Callable[..., TrainRun]
+
+SHORT = (*PAIR, "ckpt.interval_steps=4")
+FIRST = (*SHORT, "trainer.max_steps=8")
+LONGER = (*SHORT, "trainer.max_steps=12")
+COSINE = (
+    "optim.scheduler={_target_:torch.optim.lr_scheduler.CosineAnnealingLR,_partial_:true,"
+    "T_max:12,eta_min:1e-5}"
+)
+MILESTONES = (
+    "optim.scheduler={_target_:torch.optim.lr_scheduler.MultiStepLR,_partial_:true,"
+    "milestones:[2,%d]}"
+)
+
+
+def rates(run_dir: Path) -> list[float]:
+    return [float(text) for text in column(run_dir, "lr")]
+
+
+def continued(train: Train, before: tuple[str, ...], after: tuple[str, ...]) -> TrainRun:
+    first = train(*FIRST, *before)
+    assert first.returncode == 0, first.output
+    second = train(*LONGER, *after)
+    assert second.returncode == 0, second.output
+    assert [event["step"] for event in second.events("restored")] == [8]
+    return second
+
+
+@pytest.mark.parametrize("schedule", [(), (COSINE,)])
+def test_what_is_not_changed_goes_on_bit_by_bit(
+    train: Train, tmp_path: Path, schedule: tuple[str, ...]
+) -> None:
+    run = continued(train, schedule, schedule)
+    assert "changed since the checkpoint" not in run.output
+    expected = undisturbed(tmp_path / "undisturbed", *LONGER, *schedule)
+    assert column(run.run_dir, "lr") == column(expected, "lr")
+    assert digest_of(run.run_dir) == digest_of(expected)
+
+
+def test_another_rate_takes_effect(train: Train) -> None:
+    run = continued(train, (), ("optim.optimizer.lr=0.004", "optim.optimizer.weight_decay=0.2"))
+    assert rates(run.run_dir) == pytest.approx([1e-3] * 8 + [4e-3] * 4)
+    told = "optim, changed since the checkpoint of step 8 and used from there on: "
+    assert told + "lr 0.001 -> 0.004, weight_decay 0.1 -> 0.2\n" in run.output
+    # It is not undone, and not told again, when the run is continued once more.
+    again = train(
+        *SHORT,
+        "trainer.max_steps=16",
+        "optim.optimizer.lr=0.004",
+        "optim.optimizer.weight_decay=0.2",
+    )
+    assert again.returncode == 0, again.output
+    assert again.output.count(told) == 0
+    assert rates(run.run_dir)[12:] == pytest.approx([4e-3] * 4)
+
+
+def test_another_rate_is_the_base_of_the_schedule(train: Train, tmp_path: Path) -> None:
+    run = continued(train, (COSINE,), (COSINE, "optim.optimizer.lr=0.004"))
+    expected = undisturbed(tmp_path / "other", *LONGER, COSINE, "optim.optimizer.lr=0.004")
+    assert rates(run.run_dir)[8:] == pytest.approx(rates(expected)[8:], rel=1e-9)
+    assert "lr 0.001 -> 0.004, initial_lr 0.001 -> 0.004" in run.output
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "expected"),
+    [
+        (
+            (MILESTONES % 5,),
+            (MILESTONES % 10,),
+            "scheduler.milestones",
+            [1e-4] * 2 + [1e-5] * 2,
+        ),
+        ((), (MILESTONES % 10,), "scheduler None -> MultiStepLR", [1e-4] * 2 + [1e-5] * 2),
+        ((MILESTONES % 5,), (), "scheduler MultiStepLR -> None", [1e-3] * 4),
+    ],
+)
+def test_another_schedule_takes_effect(
+    train: Train,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    told: str,
+    expected: list[float],
+) -> None:
+    run = continued(train, before, after)
+    assert rates(run.run_dir)[8:] == pytest.approx(expected)
+    assert told in run.output
+
+
+@pytest.mark.parametrize("resume", ["auto", "must"])
+def test_a_checkpoint_of_a_newer_release_is_not_started_over(train: Train, resume: str) -> None:
+    first = train(*FIRST)
+    newest = first.run_dir / "checkpoints" / "hetero_ckpt-step-00000008"
+    manifest = newest / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    second = train(*LONGER, f"resume={resume}")
+    assert second.returncode == 1, second.output
+    assert not second.events("restored")
+    assert not second.events("checkpoint_rejected")
+    assert not second.events("restart")
+    reason = second.read_json("status.json")["reason"]
+    assert f"resume={resume}: {manifest}: is of a newer release" in reason
+    assert "choose another run_name to start fresh" in reason
+    assert newest.is_dir()
+    assert len(column(first.run_dir, "loss")) == 8
