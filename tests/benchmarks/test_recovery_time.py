@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -31,6 +32,12 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 NUM_STEPS = STEPS_BETWEEN_KILLS * (NUM_KILLS + 1)
 SAVE_INTERVAL_STEPS = 5
 BATCH_SIZE, SEQUENCE_LENGTH, NUM_LAYERS, MODEL_DIM = 56, 64, 2, 64
+SIZE = (
+    f"data.global_batch_size={BATCH_SIZE}",
+    f"data.sequence_length={SEQUENCE_LENGTH}",
+    f"model.module.num_layers={NUM_LAYERS}",
+    f"model.module.model_dim={MODEL_DIM}",
+)
 TARGET_S = 3.0
 # torchrun then keeps no store between restarts (github.com/pytorch/pytorch #135712, #167288).
 UNSHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -139,10 +146,7 @@ def test_framework_is_back_in_seconds(
 ) -> None:
     run = start_train(
         "hardware=a100_v100_mix",
-        f"data.global_batch_size={BATCH_SIZE}",
-        f"data.sequence_length={SEQUENCE_LENGTH}",
-        f"model.module.num_layers={NUM_LAYERS}",
-        f"model.module.model_dim={MODEL_DIM}",
+        *SIZE,
         f"trainer.max_steps={NUM_STEPS}",
         "ckpt=fixed",
         f"ckpt.interval_steps={SAVE_INTERVAL_STEPS}",
@@ -167,6 +171,37 @@ def test_framework_is_back_in_seconds(
             for name in phases[0]
         ),
     )
+
+
+def test_an_exception_loses_no_step(
+    start_train: Callable[..., TrainRun], tmp_path: Path, framework_line: list[str]
+) -> None:
+    run = start_train(
+        "hardware=a100_v100_mix",
+        *SIZE,
+        "model.module._target_=tests.recovery.modules.RaisingGPT",
+        f"+model.module.interval_steps={STEPS_BETWEEN_KILLS}",
+        f"+model.module.folder={tmp_path}",
+        f"trainer.max_steps={NUM_STEPS}",
+        "ckpt=fixed",
+        f"ckpt.interval_steps={NUM_STEPS}",  # so that nothing else saves on the way
+    ).wait(600.0)
+    assert run.returncode == 0, run.output
+    marks = FrameworkJob(run).marks()
+    assert [mark.step for mark in marks] == list(range(1, NUM_STEPS + 1))
+    pauses_s = [
+        after.time_s - before.time_s
+        for before, after in itertools.pairwise(marks)
+        if after.attempt > before.attempt
+    ]
+    lost_steps = run.read_json("summary.json")["lost_steps"]
+    show(
+        *framework_line,
+        f"train.py: {len(pauses_s)} exceptions, {lost_steps} steps computed again; from the last "
+        f"step before to the first after {spread(pauses_s)}",
+    )
+    assert len(pauses_s) == NUM_STEPS // STEPS_BETWEEN_KILLS
+    assert lost_steps == 0
 
 
 @pytest.mark.parametrize("env", [{}, UNSHARED_STORE], ids=["default", "unshared_store"])

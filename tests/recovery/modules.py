@@ -67,6 +67,24 @@ class FaultyGPT(GPTModule):
         assert is_same == is_skipped, "a skipped step, and no other, leaves the weights alone"
 
 
+class RaisingGPT(GPTModule):
+    """Raises in every step that `interval_steps` divides, once, each time on the next rank."""
+
+    def __init__(self, *, interval_steps: int, folder: str, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self._interval_steps = interval_steps
+        self._folder = Path(folder)
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        count, rest = divmod(self.trainer.global_step + 1, self._interval_steps)
+        marker = self._folder / f"raised-{count}"
+        if rest or self.global_rank != count % self.trainer.strategy.world_size or marker.exists():
+            return loss
+        marker.touch()
+        raise RuntimeError("raised on purpose")
+
+
 class DivergingGPT(GPTModule):
     """Its loss is not a number in the first steps after a restore of the checkpoint `bad_step`.
 
