@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
+from hetero_fw.app.checkpoint_hooks import ask_hooks, savers
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.state import Monitored, collect_state
 from hetero_fw.checkpoint import LiveState, SaveContent, StandingStep
@@ -24,6 +27,7 @@ class LiveTraining:
         self._context = context
         self._strategy = strategy
         self._module = module
+        self._lost: set[str] = set()
         self._monitored = Monitored(context.cfg.ckpt.monitor, is_told=context.rank == 0)
 
     @cached_property
@@ -37,20 +41,39 @@ class LiveTraining:
 
     def content(self, step: int, reason: str) -> SaveContent:
         """What a save of the step that has just ended holds; its tensors are the live ones."""
-        return self.stand(step).content(reason)
+        content = self._content(step)(reason)
+        try:
+            added = ask_hooks(self._module.trainer, self._tell_lost)
+        except CheckpointError as error:  # of the user's; it costs the save and not the training
+            return replace(content, error=str(error))
+        return replace(content, state={**content.state, **added})
 
     def stand(self, step: int) -> StandingStep:
         """The step that has just ended, for as long as no weight changes."""
+        asked = savers(self._module.trainer)
+        contents = self._content(step)
+
+        def content(reason: str) -> SaveContent:
+            if asked:
+                name = type(asked[0]).__name__
+                raise CheckpointError(f"on_save_checkpoint of {name} is asked between steps only")
+            found = contents(reason)
+            if not found.is_unchanged():
+                raise CheckpointError("weights were changed outside of the optimizer's step")
+            return found
+
+        return StandingStep(step=step, content=content, mark=self._mark())
+
+    def _content(self, step: int) -> Callable[[str], SaveContent]:
+        """Takes what changes soon as it is now, and the rest when a save for a reason is asked."""
         live, trainer = self.live, self._module.trainer
         buffers, versions = live.copy_buffers(), live.versions()
-        state = collect_state(trainer) if self._context.rank == 0 else {}
+        state = collect_state(trainer, self._tell_lost) if self._context.rank == 0 else {}
         # On all ranks: what a module logs may be summed over them when it is asked for.
         logged = trainer.callback_metrics if self._monitored.name is not None else {}
         loss = self._strategy.last_loss
 
         def content(reason: str) -> SaveContent:
-            if live.versions() != versions:
-                raise CheckpointError("parameters that the optimizer leaves alone have changed")
             tensors, values = self._flatten()
             return SaveContent(
                 step=step,
@@ -59,9 +82,15 @@ class LiveTraining:
                 reason=reason,
                 metric=self._monitored.newest(step, logged, loss),
                 may_be_infinite=live.buffers,
+                is_unchanged=lambda: live.versions() == versions,
             )
 
-        return StandingStep(step=step, content=content, mark=self._mark())
+        return content
+
+    def _tell_lost(self, what: str) -> None:
+        if what not in self._lost:
+            self._lost.add(what)
+            print(f"checkpoints do not keep {what}: it has no form in JSON", flush=True)
 
     def _flatten(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return self.live.flatten(with_optimizer=self._context.cfg.ckpt.save_optimizer_states)

@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hetero_fw.app.state import to_plain
+from hetero_fw.app.json_state import to_plain
 
 _RATES = ("lr", "initial_lr")
 

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from hetero_fw.app.checkpoint_hooks import tell_hooks
 from hetero_fw.app.context import RankContext
 from hetero_fw.app.optimizer_settings import Changes, OptimizerSettings
 from hetero_fw.app.state import restore_state
@@ -103,6 +104,7 @@ class Restore(Callback):
         if saved is not None and state.get("optimizer"):
             changes = self._settings.changes_since(saved)
         restore_state(trainer, state, with_schedules=not changes.is_rescheduled)
+        tell_hooks(trainer, state)
         counts = [schedule.get("last_epoch", state["step"]) for schedule in state["schedulers"]]
         self._settings.apply(trainer, changes, max(counts, default=state["step"]))
         return changes

@@ -122,18 +122,9 @@ def build_checkpointing(
 
     def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
         assert saver is not None
-        content = training.content(step, reason)
-        saver.save(
-            step,
-            content.tensors,
-            content.state,
-            reason=reason,
-            metric=content.metric,
-            may_be_infinite=content.may_be_infinite,
-            # Everything else stays as it is until the optimizer's next step.
-            changing=training.live.changing,
-            tiers=tiers,
-        )
+        # Everything else stays as it is until the optimizer's next step.
+        changing = training.live.changing
+        saver.save_content(training.content(step, reason), changing=changing, tiers=tiers)
 
     return AdaptiveCheckpoint(
         source=strategy,
@@ -214,6 +205,7 @@ def build_just_in_time(
             events=context.events,
             rank=context.rank,
             grace_s=emergency.exception_grace_s,
+            is_last_attempt=context.cfg.recovery.max_restarts < 1,
         )
     ]
 

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor
 
+from hetero_fw.app.json_state import from_plain, to_plain
 from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
 from hetero_fw.checkpoint import Metric
 from hetero_fw.strategies import HeteroFSDPStrategy
 
-_TENSOR = "__tensor__"
-_ITEMS = "__items__"
-_COUNTER = "__counter__"
 
+def collect_state(
+    trainer: pl.Trainer, on_lost: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Schedulers, loss scale, callbacks and the step, as `restore_state` takes them.
 
-def collect_state(trainer: pl.Trainer) -> dict[str, Any]:
-    """Schedulers, loss scale, callbacks and the step, as `restore_state` takes them."""
+    Args:
+        on_lost: told what of it cannot be kept.
+    """
     strategy = trainer.strategy
     assert isinstance(strategy, HeteroFSDPStrategy)
     return {
         "step": trainer.global_step,
         "schedulers": [
-            to_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs
+            to_plain(config.scheduler.state_dict(), on_lost, "scheduler")
+            for config in trainer.lr_scheduler_configs
         ],
         "loss_scale": strategy.precision.loss_scale.state_dict(),
         "callbacks": {
-            callback.state_key: to_plain(callback.state_dict())
+            callback.state_key: to_plain(callback.state_dict(), on_lost, callback.state_key)
             for callback in _stateful_callbacks(trainer)
         },
     }
@@ -95,45 +97,6 @@ class Monitored:
                 f"{', '.join(['loss', *sorted(logged)])}"
             )
         return None
-
-
-def to_plain(value: Any) -> Any:
-    """JSON-able copy of nested containers, numbers, strings and small tensors.
-
-    What has no such form is left out: callables of a scheduler, for one, come back with it.
-    """
-    if isinstance(value, Tensor):
-        return {_TENSOR: value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-        # JSON would make text of other keys, and MultiStepLR no longer find its milestones.
-        mark = _COUNTER if isinstance(value, Counter) else _ITEMS
-        return {mark: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return None
-
-
-def from_plain(value: Any) -> Any:
-    """Inverse of `to_plain`; tuples come back as lists."""
-    if isinstance(value, dict) and _TENSOR in value:
-        return torch.tensor(value[_TENSOR], dtype=getattr(torch, value["dtype"]))
-    if isinstance(value, dict) and (_ITEMS in value or _COUNTER in value):
-        pairs = value[_ITEMS] if _ITEMS in value else value[_COUNTER]
-        items = {_hashable(from_plain(key)): from_plain(item) for key, item in pairs}
-        return Counter(items) if _COUNTER in value else items
-    if isinstance(value, dict):
-        return {key: from_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_plain(item) for item in value]
-    return value
-
-
-def _hashable(key: Any) -> Any:
-    return tuple(map(_hashable, key)) if isinstance(key, list) else key
 
 
 def _stateful_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -56,3 +56,14 @@ def _set_step(trainer: pl.Trainer, step: int) -> None:
     for name in ("ready", "started", "processed", "completed"):
         setattr(loop.batch_progress.total, name, step)
     loop._batches_that_stepped = step
+    update = loop.update_lr_schedulers
+
+    def update_by_steps(interval: str, update_plateau_schedulers: bool) -> None:
+        # A schedule with a frequency goes by this count, which begins anew in each attempt.
+        loop.batch_progress.current.ready += step
+        try:
+            update(interval, update_plateau_schedulers)
+        finally:
+            loop.batch_progress.current.ready -= step
+
+    loop.update_lr_schedulers = update_by_steps  # type: ignore[method-assign]

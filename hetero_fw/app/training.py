@@ -35,6 +35,7 @@ from hetero_fw.app.trainer import build_trainer
 from hetero_fw.callbacks import (
     AdaptiveCheckpoint,
     EmergencySave,
+    StepBoundary,
     StepRecorder,
 )
 from hetero_fw.checkpoint import (
@@ -100,14 +101,20 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
     emergency = _build_emergency(context, strategy, checkpointing)
     strategy.make_notes = _all_notes(checkpointing, *emergency)
     restore = Restore(context, found, wasted)
+    just_in_time = build_just_in_time(context, live, saver, schedules, checkpointing.stand_still)
+    boundary = StepBoundary(
+        on_rest=[checkpointing.rest, *(part.rest for part in just_in_time)],
+        on_move=[checkpointing.finish_staging, *(part.move for part in just_in_time)],
+    )
     callbacks = [
+        boundary,
         restore,
         *build_restore_watch(context, strategy, found),
         *build_callbacks(cfg),
         *_recorders(context, strategy, start_step),
         checkpointing,
         *emergency,
-        *build_just_in_time(context, live, saver, schedules, checkpointing.stand_still),
+        *just_in_time,
     ]
     trainer = build_trainer(context, strategy, callbacks, start_step=start_step)
     return _Training(

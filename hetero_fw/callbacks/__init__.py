@@ -7,6 +7,7 @@ from hetero_fw.callbacks.recording import StepRecorder
 from hetero_fw.callbacks.restore_watch import RestoreWatch
 from hetero_fw.callbacks.run_history import RunHistoryFacts, SaveHistory, read_facts
 from hetero_fw.callbacks.save_cost import SaveCostMeter
+from hetero_fw.callbacks.step_boundary import StepBoundary
 from hetero_fw.callbacks.tier_schedule import TierSchedule
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RunHistoryFacts",
     "SaveCostMeter",
     "SaveHistory",
+    "StepBoundary",
     "StepRecorder",
     "TierSchedule",
     "read_facts",

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from hetero_fw.callbacks.tier_schedule import TierSchedule, from_number, to_number
@@ -65,6 +64,8 @@ class AdaptiveCheckpoint(Callback):
         self._rank = rank
         self._announce = announce
         self._saving: frozenset[Tier] = frozenset()
+        self._wanted: dict[Tier, None] = {}
+        self._why: dict[str, None] = {}
         self._reasons: dict[Tier, str] = {}
         self._told_s = time.perf_counter()
         self._began_s = self._boundary_s = time.perf_counter()
@@ -128,18 +129,15 @@ class AdaptiveCheckpoint(Callback):
         if signal_number:
             self.save_now(f"stop by signal {signal_number}")
         elif wanted := from_number(reports[0].wants_save):
-            self._save(wanted, "; ".join(dict.fromkeys(self._reasons.values())))
+            self._want(wanted, "; ".join(dict.fromkeys(self._reasons.values())))
         self._collect()
         self._tell_progress()
         if signal_number and self._step < self._max_steps:
             self.was_preempted = True
             trainer.should_stop = True
 
-    @override
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
-        # The last moment: from here on the weights change.
+    def finish_staging(self) -> None:
+        """The last moment: from here on the weights change."""
         if self._saver is not None:
             began_s = time.perf_counter()
             self._saver.finish_staging()
@@ -148,11 +146,23 @@ class AdaptiveCheckpoint(Callback):
     def save_now(self, reason: str) -> None:
         """Save the step that has just ended, unless that is done or checkpoints are off.
 
-        All ranks call it at the same step boundary, once this callback knows that the step ended.
+        All ranks call it in the same step, once this callback knows that it ended. The save begins
+        when training rests.
         """
         behind = [s.tier for s in self._schedules if self._step > s.last_saved_step]
         if behind:
-            self._save([schedule.tier for schedule in self._schedules], reason)
+            self._want([schedule.tier for schedule in self._schedules], reason)
+
+    def _want(self, tiers: Collection[Tier], reason: str) -> None:
+        self._wanted |= dict.fromkeys(tiers)
+        self._why[reason] = None
+
+    def rest(self, step: int) -> None:
+        """Training rests after `step`: the save that is wanted begins."""
+        tiers, why = tuple(self._wanted), "; ".join(self._why)
+        self._wanted, self._why = {}, {}
+        if tiers:
+            self._save(tiers, why)
 
     def _measure_step(self) -> None:
         """Note the time of a step, without what it stood still for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from hetero_fw.callbacks.tier_schedule import TierSchedule
@@ -22,9 +23,13 @@ from hetero_fw.policies import (
 )
 from hetero_fw.recovery import classify_exception
 
+# Being ready may take this part of a step, by the median of so many.
+_MAX_SHARE = 0.02
+_NUM_COSTS = 20
+
 
 class JustInTimeCheckpoint(Callback):
-    """Comes last of the callbacks that save: at its step boundary the others have had their say.
+    """Told when training rests, after whatever saves then.
 
     Args:
         part: this rank's part in such a save.
@@ -32,10 +37,11 @@ class JustInTimeCheckpoint(Callback):
         saver: of this rank.
         schedules: of the tiers, nearest first.
         grace_s: longest time that a rank that has raised stays for the save.
+        is_last_attempt: no other follows by itself, whatever happens.
         announce: shows a line to the user.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # facts of the run, few of which have a default
         self,
         *,
         part: JustInTimeSave,
@@ -45,6 +51,7 @@ class JustInTimeCheckpoint(Callback):
         events: EventLog,
         rank: int,
         grace_s: float,
+        is_last_attempt: bool = False,
         announce: Callable[[str], None] = print,
     ) -> None:
         self._part = part
@@ -54,28 +61,41 @@ class JustInTimeCheckpoint(Callback):
         self._events = events
         self._rank = rank
         self._grace_s = grace_s
+        self._is_last_attempt = is_last_attempt
         self._announce = announce
+        self._step: int | None = None
+        self._costs_s: deque[float] = deque(maxlen=_NUM_COSTS)
+        self._is_too_dear = False
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._part.start()
 
-    @override
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        self._part.stand(self._stand(trainer.global_step))
+    def rest(self, step: int) -> None:
+        """Training rests after `step`."""
+        self._step = step
+        began_s = time.perf_counter()
+        if not self._is_too_dear:
+            self._part.stand(self._stand(step))
+        self._watch_cost(time.perf_counter() - began_s)
 
-    @override
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
+    def move(self) -> None:
+        """Weights may change again."""
         self._part.move()
+
+    def _watch_cost(self, taken_s: float) -> None:
+        """Give up where what every step pays is too much for what an exception would cost."""
+        step_s = self._schedules[0].step_time_s
+        self._costs_s.append(taken_s)
+        if self._is_too_dear or step_s is None or len(self._costs_s) < _NUM_COSTS:
+            return
+        cost_s = statistics.median(self._costs_s)
+        if cost_s > _MAX_SHARE * step_s:
+            self._is_too_dear = True
+            self._announce(
+                f"rank {self._rank} is not ready to save when a rank raises: to keep its buffers "
+                f"and the state of its callbacks at hand takes {cost_s:.2g} s of {step_s:.2g} s"
+            )
 
     @override
     def on_exception(
@@ -92,6 +112,11 @@ class JustInTimeCheckpoint(Callback):
         """Save the step that all stand at, or else let the save under way come to its end."""
         step, pending = self._part.step, self._saver.pending_step
         is_saved = False
+        if step is None and self._step is not None:
+            self._announce(
+                f"rank {self._rank} has raised while step {self._step} was not at rest: the newest "
+                "checkpoint is what is left"
+            )
         if step is not None and step not in (pending, self._saver.safe_step):
             decision = self._decide(step)
             outcome = self._ask(exception) if decision.save else decision.reason
@@ -124,7 +149,7 @@ class JustInTimeCheckpoint(Callback):
 
     def _tiers_after(self, exception: BaseException) -> list[Tier]:
         """The nearest serves the next attempt; what no attempt follows goes all the way."""
-        is_last = classify_exception(exception) in PERMANENT
+        is_last = self._is_last_attempt or classify_exception(exception) in PERMANENT
         return [schedule.tier for schedule in self._schedules] if is_last else self._nearest
 
     def _tell(
@@ -145,5 +170,5 @@ class JustInTimeCheckpoint(Callback):
         )
         if is_saved:
             self._announce(f"rank {self._rank} has raised; step {step} is saved: {decision.reason}")
-        else:
+        elif decision.save:
             self._announce(f"rank {self._rank} has raised; step {step} is not saved: {why}")

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import Store
 
-from hetero_fw.checkpoint.save_handle import SaveOutcome
+from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_planner import SaveContent
 from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.errors import CheckpointError
@@ -95,6 +95,7 @@ class JustInTimeSave:
         self._lock = threading.Lock()
         self._has_stopped = threading.Event()
         self._has_ended = threading.Event()
+        self._handle: SaveHandle | None = None
         self._end: SaveOutcome | str = "no rank has asked for it"
         self.has_led = False
         self._thread = threading.Thread(target=self._watch, name="just-in-time", daemon=True)
@@ -147,6 +148,8 @@ class JustInTimeSave:
         except RuntimeError as error:  # every error of a store is one
             return f"the store of the ranks is lost: {error}"
         if not self._has_ended.wait(max(0.0, began_s + timeout_s - time.monotonic())):
+            if self._handle is not None and self._handle.outcome is not None:
+                return self._handle.outcome  # what is still on its way goes further
             return f"it did not end within {timeout_s:.3g} s"
         return self._end
 
@@ -192,7 +195,7 @@ class JustInTimeSave:
             refusal = self._answer(content if isinstance(content, str) else "")
             if refusal or standing is None or isinstance(content, str):
                 return refusal
-            finish = self._saver.stage_standing(
+            self._handle, finish = self._saver.stage_standing(
                 content,
                 tiers=[Tier(tier) for tier in request.tiers],
                 after=standing.mark,
@@ -200,7 +203,9 @@ class JustInTimeSave:
             )
         finally:
             self._lock.release()
-        return finish()
+        finish()
+        assert self._handle.outcome is not None
+        return self._handle.outcome
 
     def _content(self, request: _Request, standing: StandingStep | None) -> SaveContent | str:
         """What this rank would save, or in words why it cannot take part."""

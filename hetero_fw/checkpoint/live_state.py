@@ -50,7 +50,7 @@ class LiveState:
         self._optimizer = optimizer
         self._optimized = tuple(optimized(module, optimizer)) if optimizer is not None else ()
         self._names = {parameter: fqn for fqn, parameter in self._optimized}
-        self._others = tuple(sorted(self.changing - self.buffers))
+        self._parameters = tuple(module.parameters())
 
     @property
     def changing(self) -> frozenset[str]:
@@ -89,11 +89,15 @@ class LiveState:
         return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
 
     def versions(self) -> tuple[int, ...]:
-        """Changes with every write to parameters that the optimizer leaves alone, such as averages.
+        """Changes with every write to parameters other than that of the optimizer's step.
 
         A write through `.data` is not seen.
         """
-        return tuple(self._model[name]._version for name in self._others)
+        return tuple(
+            tensor._version
+            for parameter in self._parameters
+            for tensor in (parameter, getattr(parameter, "_local_tensor", parameter))
+        )
 
     def copy_buffers(self) -> dict[str, torch.Tensor]:
         """What a forward pass may change, as it is now."""

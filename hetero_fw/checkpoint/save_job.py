@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class SaveJob:
 
     Attributes:
         sequence: number of the `save` call it comes from.
+        is_unchanged: whether the tensors are still as they were; asked when all are copied.
         started_at_s: when `save` was called, by the monotonic clock; `staged_at_s` when the
             tensors were free again.
         stall_s: how long this rank's training stood still, as far as it recurs with every save.
@@ -34,6 +36,7 @@ class SaveJob:
     layout: SaveLayout
     may_be_infinite: frozenset[str] | None
     started_at_s: float
+    is_unchanged: Callable[[], bool] = lambda: True
     staged_at_s: float = 0.0
     stall_s: float = 0.0
     setup_s: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,9 @@ class SaveContent:
         reason: why it is made, for the manifest and the events.
         metric: how good the weights are, for retention; rank 0's counts.
         may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
+        is_unchanged: whether all tensors that are not copied at once are still as they were; asked
+            in another thread when they are copied. If not, the save has failed.
+        error: why this rank has nothing to save, None if it has.
     """
 
     step: int
@@ -43,6 +46,8 @@ class SaveContent:
     reason: str
     metric: Metric | None = None
     may_be_infinite: Collection[str] = ()
+    is_unchanged: Callable[[], bool] = lambda: True
+    error: str | None = None
 
 
 class SavePlanner:
@@ -131,10 +136,12 @@ class SavePlanner:
             spec=spec,
             layout=layout,
             may_be_infinite=frozenset(content.may_be_infinite),
+            is_unchanged=content.is_unchanged,
             started_at_s=started_at_s,
             setup_s=setup_s,
         )
-        if self._rank == 0:
+        job.error = content.error
+        if self._rank == 0 and job.error is None:
             try:
                 spec.state.update(json.loads(json.dumps(content.state)))
             except (TypeError, ValueError, RecursionError) as error:

@@ -182,38 +182,7 @@ class CheckpointSaver:
         changing: Collection[str] = (),
         tiers: Collection[Tier] = tuple(Tier),
     ) -> SaveHandle:
-        """Save `tensors` (plain or DTensor, by name) and `state` as the checkpoint of `step`.
-
-        Called by all ranks. Returns once the tensors may be changed (if staging overlaps: once
-        those in `changing` may), or sooner if the save failed; never raises for a failed save.
-        The first save of a structure is collective, later ones wait for nobody. If the save before
-        is still being written on this rank, waits for its end.
-
-        Args:
-            step: optimizer steps completed.
-            tensors: the same names, sizes and dtypes on all ranks.
-            state: JSON values (a tuple comes back as a list, a key as a string); rank 0's counts.
-            reason: why it is made, for the manifest and the events.
-            metric: how good the weights are, for retention; rank 0's counts.
-            may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
-            changing: names of tensors that change before `finish_staging` is called.
-            tiers: where it goes, as far as there are such tiers.
-
-        Returns:
-            What becomes of it in the nearest of its tiers; `poll` tells about all.
-        """
-        started_at_s = time.monotonic()
-        targets = self._targets(step, tiers)
-        for writer, handle in targets:
-            self._in_flight.started(writer.tier, handle)
-        self._check_executor(step)
-        self._tell_started(step, reason, targets)
-        try:
-            layout = self._planner.layout_of(tensors)
-            setup_s = time.monotonic() - started_at_s
-        except Exception as error:  # noqa: BLE001  # a failed save never ends training
-            self._fail_planning(targets, f"cannot plan the save: {error}", started_at_s)
-            return targets[0][1]
+        """As `save_content` with that as the content."""
         content = SaveContent(
             step=step,
             tensors=tensors,
@@ -222,6 +191,42 @@ class CheckpointSaver:
             metric=metric,
             may_be_infinite=may_be_infinite,
         )
+        return self.save_content(content, changing=changing, tiers=tiers)
+
+    def save_content(
+        self,
+        content: SaveContent,
+        *,
+        changing: Collection[str] = (),
+        tiers: Collection[Tier] = tuple(Tier),
+    ) -> SaveHandle:
+        """Save `content` as the checkpoint of its step.
+
+        Called by all ranks. Returns once the tensors may be changed (if staging overlaps: once
+        those in `changing` may), or sooner if the save failed; never raises for a failed save.
+        The first save of a structure is collective, later ones wait for nobody. If the save before
+        is still being written on this rank, waits for its end.
+
+        Args:
+            content: tensors (plain or DTensor, by name) and the rest.
+            changing: names of tensors that change before `finish_staging` is called.
+            tiers: where it goes, as far as there are such tiers.
+
+        Returns:
+            What becomes of it in the nearest of its tiers; `poll` tells about all.
+        """
+        started_at_s, step = time.monotonic(), content.step
+        targets = self._targets(step, tiers)
+        for writer, handle in targets:
+            self._in_flight.started(writer.tier, handle)
+        self._check_executor(step)
+        self._tell_started(step, content.reason, targets)
+        try:
+            layout = self._planner.layout_of(content.tensors)
+            setup_s = time.monotonic() - started_at_s
+        except Exception as error:  # noqa: BLE001  # a failed save never ends training
+            self._fail_planning(targets, f"cannot plan the save: {error}", started_at_s)
+            return targets[0][1]
         job = self._planner.job(
             content,
             targets[0][1],
@@ -230,7 +235,7 @@ class CheckpointSaver:
             started_at_s=started_at_s,
             setup_s=setup_s,
         )
-        rest = self._stager.begin(job, tensors, frozenset(changing))
+        rest = self._stager.begin(job, content.tensors, frozenset(changing))
         self._start(job, rest, targets)
         return job.handle
 
@@ -241,7 +246,7 @@ class CheckpointSaver:
         tiers: Collection[Tier],
         after: torch.cuda.Event | None,
         wait_s: float,
-    ) -> Callable[[], SaveOutcome]:
+    ) -> tuple[SaveHandle, Callable[[], None]]:
         """Begin a last save from beside a training that stands still; no rank waits for another.
 
         Called by all ranks, in any thread, while none is in another method. All of them must be
@@ -254,8 +259,8 @@ class CheckpointSaver:
             wait_s: longest wait for the save before to need the staging memory no more.
 
         Returns:
-            What brings the save to its end, as long as that takes, and says what became of it in
-            the nearest of its tiers.
+            What becomes of it in the nearest of its tiers, and what brings the save to its end, as
+            long as that takes.
         """
         layout = self._planner.layout_of(content.tensors)
         targets = self._targets(content.step, tiers)
@@ -271,12 +276,7 @@ class CheckpointSaver:
         if rest is not None:
             self._stager.finish(job, rest)
 
-        def finish() -> SaveOutcome:
-            self._route.run(job, None, targets)
-            assert job.handle.outcome is not None
-            return job.handle.outcome
-
-        return finish
+        return job.handle, lambda: self._route.run(job, None, targets)
 
     def finish_staging(self) -> None:
         """Wait until the tensors of the save that was started last may be changed; bounded."""

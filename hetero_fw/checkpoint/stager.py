@@ -144,6 +144,10 @@ class Stager:
         return Rest(copies=[item for item in copies if item.fqn not in changing], after=mark)
 
     def _end(self, job: SaveJob) -> None:
+        if job.error is None and not job.is_unchanged():
+            job.error = (
+                "weights were changed outside of the optimizer's step while they were copied"
+            )
         if job.error is None:
             try:
                 self._on_point(SavePoint.STAGED)

@@ -263,6 +263,21 @@ class HeteroFSDPStrategy(ParallelStrategy):
         return self._call("validation_step", batch.batch, batch_idx)
 
     @override
+    def on_validation_start(self) -> None:
+        # Callbacks may have put other weights in, averages say; what is gathered is the old ones.
+        self._forget_gathered()
+
+    @override
+    def on_validation_end(self) -> None:
+        self._forget_gathered()
+
+    def _forget_gathered(self) -> None:
+        """Have the next forward pass gather the weights as they are now."""
+        assert self.model is not None
+        for module in fsdp_modules(self.model):
+            module.reshard()
+
+    @override
     def barrier(self, name: str | None = None) -> None:
         if self.plan.world_size > 1:
             self.exchange.all_gather([0.0])

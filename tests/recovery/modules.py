@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -122,6 +124,91 @@ class DivergingGPT(GPTModule):
         raise RuntimeError("interrupted on purpose")
 
 
+class HookedGPT(FaultyGPT):
+    """Does in its hooks what users do there: its results depend on every one of them.
+
+    Its rate follows the validation, its weights shrink after each step, and it counts steps in
+    what it adds to checkpoints itself.
+    """
+
+    def __init__(self, *, hook_fail_step: int = 0, **faulty: Any) -> None:
+        super().__init__(**faulty)
+        self._hook_fail_step = hook_fail_step
+        self.num_seen = 0
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, mode="max", factor=0.5, patience=0
+        )
+        every = {"monitor": "val_loss", "interval": "step", "frequency": 6}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.num_seen += 1
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.num_seen == self.trainer.global_step, "what was added to a checkpoint is back"
+        if self.trainer.global_step == self._hook_fail_step:
+            self._raise_once()
+        for parameter in self.parameters():
+            local_tensor(parameter).mul_(0.99)
+
+    def _raise_once(self) -> None:
+        assert self._marker is not None
+        if self.global_rank == self._fail_rank and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("raised in a hook")
+
+
+class CountingGPT(HookedGPT):
+    """Its count goes with the checkpoint."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["num_seen"] = self.num_seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.num_seen = checkpoint["num_seen"]
+
+
+class ForgettingGPT(HookedGPT):
+    """Its count is what the step says."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.num_seen = self.trainer.global_step + 1
+
+
+class OtherWeights(pl.Callback):
+    """Evaluates with other weights, as exponential averages do.
+
+    Args:
+        fail_step: validation after it in which the first rank raises, unless `marker` is there.
+    """
+
+    def __init__(self, *, fail_step: int = 0, marker: str | None = None) -> None:
+        self._fail_step = fail_step
+        self._marker = Path(marker) if marker is not None else None
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        own = [local_tensor(parameter) for parameter in pl_module.parameters()]
+        self._kept = [(tensor, tensor.clone()) for tensor in own]
+        for tensor in own:
+            tensor.zero_()
+        is_due = trainer.global_step == self._fail_step and trainer.global_rank == 0
+        if is_due and self._marker is not None and not self._marker.exists():
+            self._marker.touch()
+            raise RuntimeError("raised in a validation")
+        time.sleep(0.2)  # in which a save that had begun would be copied
+
+    @torch.no_grad()
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for tensor, own in self._kept:
+            tensor.copy_(own)
+
+
 class LingeringGPT(GPTModule):
     """Leaves a thread behind that never ends, as a logger that waits for its server does."""
 
@@ -180,7 +267,13 @@ def _hang(loss: Tensor) -> Tensor:
     return loss
 
 
+def _kill(loss: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return loss
+
+
 _FAULTS = {
+    "kill": _kill,
     "hang": _hang,
     "raise": _raise,
     "config": _misconfigured,

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hetero_fw.app.state import Monitored, from_plain, to_plain
+from hetero_fw.app.json_state import from_plain, to_plain
+from hetero_fw.app.state import Monitored
 from hetero_fw.checkpoint import Metric
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

@@ -42,6 +42,7 @@ class Training:
         self.trainer.global_step += 1
         module: Any = None
         self.callback.on_train_batch_end(self.trainer, module, None, None, 0)
+        self.callback.rest(self.trainer.global_step)
         if self.saver is not None and waits:
             assert self.saver.wait(30.0)
 
@@ -186,6 +187,8 @@ def test_other_ranks_do_as_rank_0_was_heard(made: Fixture) -> None:
     training.trainer.global_step += 1
     module: Any = None
     training.callback.on_train_batch_end(training.trainer, module, None, None, 0)
+    assert training.saved_steps == []  # not before training rests
+    training.callback.rest(2)
     assert training.saved_steps == [2]
 
 

@@ -50,15 +50,18 @@ def test_a_buffer_that_another_replaced() -> None:
     assert live.copy_buffers()["model.norm.running_mean"][0] == 7.0
 
 
-def test_writes_to_what_the_optimizer_leaves_alone_are_noticed() -> None:
+def test_writes_between_two_steps_are_noticed() -> None:
     module = nn.ModuleDict({"trained": nn.Linear(2, 2), "average": nn.Linear(2, 2)})
     module["average"].requires_grad_(False)
     optimizer = torch.optim.SGD(module["trained"].parameters(), lr=0.1)
     live = LiveState(module, optimizer)
     before = live.versions()
+    module["trained"](torch.randn(3, 2)).sum().backward()
+    assert live.versions() == before
     with torch.no_grad():
         module["trained"].weight.mul_(2.0)
-    assert live.versions() == before
+    assert live.versions() != before
+    before = live.versions()
     with torch.no_grad():
         module["average"].weight.lerp_(module["trained"].weight, 0.1)
     assert live.versions() != before

@@ -1,0 +1,94 @@
+"""What users do in hooks belongs to the step: saved with it, and not done twice or half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from hetero_fw.cli.main import main
+from tests.conftest import TrainRun
+from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+
+Train = Callable[..., TrainRun]
+MODULES = "tests.recovery.modules"
+VALIDATED = ("optim=module", "trainer.val_interval_steps=6", "trainer.limit_val_batches=2")
+
+
+def using(module: str, **arguments: object) -> tuple[str, ...]:
+    return (
+        *PAIR,
+        *VALIDATED,
+        f"model.module._target_={MODULES}.{module}",
+        *(f"+model.module.{name}={value}" for name, value in arguments.items()),
+    )
+
+
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything in hooks that nobody disturbed."""
+    return undisturbed(tmp_path_factory.mktemp("hooked"), *using("CountingGPT"))
+
+
+def test_a_killed_rank_continues_with_all_that_hooks_did(
+    train: Train, tmp_path: Path, hooked: Path
+) -> None:
+    # Step 12 has a validation and a save.
+    fault = using("CountingGPT", fault="kill", fail_rank=1, fail_step=15, marker=tmp_path / "done")
+    run = train(*fault)
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] in (6, 12)
+    assert digest_of(run.run_dir) == digest_of(hooked)
+    assert column(run.run_dir, "lr") == column(hooked, "lr")
+
+
+@pytest.mark.parametrize("fail_step", [9, 13])
+def test_an_exception_saves_what_hooks_did(
+    train: Train, tmp_path: Path, hooked: Path, fail_step: int
+) -> None:
+    marker = tmp_path / "done"
+    fault = using("ForgettingGPT", fail_rank=1, fail_step=fail_step, marker=marker)
+    run = train(*fault, "ckpt.interval_steps=100")
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] == fail_step - 1
+    assert digest_of(run.run_dir) == digest_of(hooked)
+
+
+def test_a_step_that_a_hook_has_half_done_is_not_saved(
+    train: Train, tmp_path: Path, hooked: Path
+) -> None:
+    fault = using("ForgettingGPT", hook_fail_step=8, marker=tmp_path / "done")
+    run = train(*fault, "ckpt.interval_steps=100")
+    assert run.returncode == 0, run.output
+    assert not [event for event in run.events("emergency_save") if event["is_saved"]]
+    assert "rank 0 has raised while step" in run.output
+    assert digest_of(run.run_dir) == digest_of(hooked)
+
+
+def test_a_module_with_state_of_its_own_is_not_saved_in_the_middle_of_a_step(
+    train: Train, tmp_path: Path, hooked: Path
+) -> None:
+    fault = using("CountingGPT", fail_rank=1, fail_step=9, marker=tmp_path / "done")
+    run = train(*fault)
+    assert run.returncode == 0, run.output
+    assert "on_save_checkpoint of" in run.output
+    assert run.events("restored")[0]["step"] == 6
+    assert digest_of(run.run_dir) == digest_of(hooked)
+
+
+def test_weights_that_a_validation_puts_in_are_never_saved(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = undisturbed(tmp_path / "plain", *PAIR)
+    callback = f"+callbacks.other._target_={MODULES}.OtherWeights"
+    failing = ("+callbacks.other.fail_step=18", f"+callbacks.other.marker={tmp_path}/done")
+    run = train(*PAIR, *VALIDATED[1:], callback, *failing)
+    assert run.returncode == 0, run.output
+    # Nor does training go on with them.
+    assert digest_of(run.run_dir) == digest_of(plain)
+    for step in (12, 18):
+        out = tmp_path / f"{step}.safetensors"
+        assert main(["ckpt", "export", str(run.run_dir), "--step", str(step), str(out)]) == 0
+        assert all(weights.any() for weights in load_file(out).values())
