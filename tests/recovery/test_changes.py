@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetero_fw.checkpoint import list_checkpoints, read_manifest
-from hetero_fw.cli.main import main
+from hetero_fw.cli import main
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, column, digest_of, undisturbed
 from tests.recovery.test_kill import Start, rank_pid
