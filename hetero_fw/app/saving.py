@@ -25,7 +25,13 @@ from hetero_fw.callbacks import (
     TierSchedule,
     read_facts,
 )
-from hetero_fw.checkpoint import CheckpointSaver, JustInTimeSave, StandingStep, WriterProcess
+from hetero_fw.checkpoint import (
+    CheckpointSaver,
+    HashAlgorithm,
+    JustInTimeSave,
+    StandingStep,
+    WriterProcess,
+)
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import (
     EventName,
@@ -83,6 +89,7 @@ def build_saver(
         timeout_s=cfg.timeout_s,
         safe_step=safe_step,
         plan_fingerprint=context.plan.fingerprint(),
+        hash=HashAlgorithm(cfg.hash),
         on_event=on_event,
         retention=RetentionRule(
             keep_latest_k=cfg.keep_latest_k,

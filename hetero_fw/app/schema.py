@@ -157,6 +157,9 @@ class Ckpt:
     async_mode: Literal["async_with_pinned_mem", "async", "disabled"] = key(
         "async_with_pinned_mem", "who writes: a process, a thread (async) or training itself"
     )
+    hash: Literal["xxh3_128", "sha256", "blake2b"] = key(
+        "xxh3_128", "xxh3_128 is fastest, the others hold against forgery"
+    )
     timeout_s: float = key(
         300, "seconds in which all ranks must write a checkpoint", at_least=1, at_most=86400
     )

@@ -30,6 +30,7 @@ from hetero_fw.checkpoint.fencing import (
 )
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.just_in_time import JustInTimeSave, StandingStep
 from hetero_fw.checkpoint.live_state import (
     LiveState,
@@ -99,6 +100,7 @@ __all__ = [
     "FileEntry",
     "Filled",
     "FoundCheckpoint",
+    "HashAlgorithm",
     "Incident",
     "JustInTimeSave",
     "Likeness",

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetero_fw.checkpoint.directories import parse_name, retire, step_of
 from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -101,8 +102,9 @@ def verify_checkpoint(checkpoint: CheckpointInfo | StoragePath) -> None:
         StorageError: a remote storage refuses or does not answer.
     """
     path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else checkpoint
-    for file in read_manifest(path).files:
-        verify_file(path, file)
+    manifest = read_manifest(path)
+    for file in manifest.files:
+        verify_file(path, file, manifest.hash)
 
 
 def find_restorable(
@@ -315,8 +317,8 @@ def _may_be_intact(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and error.is_transient
 
 
-def verify_file(directory: StoragePath, file: FileEntry) -> None:
-    """Compare every byte of one shard file with the manifest's entry `file`.
+def verify_file(directory: StoragePath, file: FileEntry, algorithm: HashAlgorithm) -> None:
+    """Compare every byte of one shard file with the manifest's entry `file`, by its algorithm.
 
     Raises:
         CheckpointError: it is not as it was written. Names it and says how.
@@ -324,13 +326,13 @@ def verify_file(directory: StoragePath, file: FileEntry) -> None:
     """
     path = directory / file.name
     try:
-        size, digest = hash_file(path)
+        size, digest = hash_file(path, algorithm)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     if size != file.size:
         raise CheckpointError(f"{path}: has {size} bytes, {file.size} were written")
-    if digest != file.xxh3_128:
-        raise CheckpointError(f"{path}: its bytes are not those that were written (xxh3_128)")
+    if digest != file.digest:
+        raise CheckpointError(f"{path}: its bytes are not those that were written ({algorithm})")
 
 
 def retention_facts(

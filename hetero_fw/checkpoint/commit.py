@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import (
     DTYPES,
     ChunkEntry,
@@ -31,6 +32,7 @@ class SaveSpec:
     Attributes:
         name: of the directory it is published as.
         token: unlike any other save's of the attempt, the same on all ranks.
+        hash: what files and chunks are hashed with.
         metric: how good the weights are, if that is known.
         created_time_s: when it was begun; the same in all tiers, whose manifests are then equal, so
             that they can stand in for each other file by file.
@@ -45,6 +47,7 @@ class SaveSpec:
     plan_fingerprint: str
     world_size: int
     reason: str
+    hash: HashAlgorithm
     metric: Metric | None = None
     created_time_s: float = field(default_factory=time.time)
     on_point: OnPoint = pass_by
@@ -61,8 +64,8 @@ def build_manifest(
     for layout, report in zip(layouts, reports, strict=True):
         shard = report.shard
         assert shard is not None
-        files.append(FileEntry(name=layout.file_name, size=shard.size, xxh3_128=shard.xxh3_128))
-        for slot, chunk_hash in zip(layout.slots, shard.chunk_hashes, strict=True):
+        files.append(FileEntry(name=layout.file_name, size=shard.size, digest=shard.digest))
+        for slot, digest in zip(layout.slots, shard.chunk_digests, strict=True):
             facts[slot.fqn] = (slot.tensor_size, DTYPE_NAMES[slot.dtype])
             chunks[slot.fqn].append(
                 ChunkEntry(
@@ -71,7 +74,7 @@ def build_manifest(
                     file=layout.file_name,
                     byte_offset=slot.byte_offset,
                     length=slot.length,
-                    xxh3_128=chunk_hash,
+                    digest=digest,
                 )
             )
     return Manifest(
@@ -90,4 +93,5 @@ def build_manifest(
             for fqn, (size, dtype) in facts.items()
         },
         state=spec.state,
+        hash=spec.hash,
     )

@@ -2,6 +2,11 @@
 
 It is JSON, carries a hash of itself and is the last file written. Readers take only the version
 they know and ignore keys that they do not know, so later writers can add facts.
+
+`hash` names the algorithm of the entries, whose digests stand under its name; where there is none,
+it is xxh3_128. The manifest's hash of itself is always xxh3_128: it finds accidents, and no other
+could do more, as whoever changes the text can change the hash in it too. It is also compared
+before `hash` is looked at, so that an algorithm that is unknown here is not taken for damage.
 """
 
 from __future__ import annotations
@@ -10,18 +15,22 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
+from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, read_bytes
 from hetero_fw.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "hetero_fw.checkpoint"
 VERSION = 1
+
+# The manifest's hash of itself.
+OWN_HASH = HashAlgorithm.XXH3_128
 
 # The only dtypes that a manifest can name: a name is looked up here, never in torch itself.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -55,7 +64,7 @@ class FileEntry:
 
     name: str
     size: int
-    xxh3_128: str
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,7 @@ class ChunkEntry:
     file: str
     byte_offset: int
     length: int
-    xxh3_128: str
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +110,7 @@ class Manifest:
         reason: why the checkpoint was made.
         is_finite: every floating-point value was checked to be finite before it was written.
         metric: None if nothing is monitored or no value is known.
+        hash: what the digests of files and chunks are made with.
     """
 
     step: int
@@ -115,6 +125,7 @@ class Manifest:
     state: Mapping[str, Any]
     metric: Metric | None = None
     version: int = VERSION
+    hash: HashAlgorithm = HashAlgorithm.XXH3_128
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +135,10 @@ class Manifest:
     def to_json(self) -> str:
         """Text of `manifest.json`, with its own hash."""
         payload = {"format": FORMAT, **asdict(self)}
-        return json.dumps({"xxh3_128": _payload_hash(payload), **payload})
+        chunks = (chunk for tensor in payload["tensors"].values() for chunk in tensor["chunks"])
+        for entry in chain(payload["files"], chunks):
+            entry[self.hash.value] = entry.pop("digest")
+        return json.dumps({OWN_HASH.value: _payload_hash(payload), **payload})
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -164,7 +178,7 @@ def read_manifest(path: StoragePath) -> Manifest:
 
 def _payload_hash(payload: Mapping[str, Any]) -> str:
     canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(canonical.encode())
+    return hexdigest(OWN_HASH, canonical.encode())
 
 
 def _verified_payload(text: str) -> dict[str, Any]:
@@ -181,13 +195,24 @@ def _verified_payload(text: str) -> dict[str, Any]:
         )
     if version != VERSION:
         raise CheckpointError(f"manifest version {version!r} is none; this release reads {VERSION}")
-    declared = payload.pop("xxh3_128", None)
+    declared = payload.pop(OWN_HASH.value, None)
     if declared != _payload_hash(payload):
         raise CheckpointError("the manifest does not match its own hash; it was changed or torn")
     return payload
 
 
+def _algorithm(payload: Mapping[str, Any]) -> HashAlgorithm:
+    name = str(payload.get("hash", HashAlgorithm.XXH3_128))
+    if name not in tuple(HashAlgorithm):
+        raise NewerFormatError(
+            f"is of a newer release: its files are hashed with {name!r}, this release knows "
+            + ", ".join(HashAlgorithm)
+        )
+    return HashAlgorithm(name)
+
+
 def _from_payload(payload: Mapping[str, Any]) -> Manifest:
+    algorithm = _algorithm(payload)
     return Manifest(
         step=int(payload["step"]),
         attempt=int(payload["attempt"]),
@@ -197,12 +222,13 @@ def _from_payload(payload: Mapping[str, Any]) -> Manifest:
         reason=str(payload["reason"]),
         is_finite=bool(payload["is_finite"]),
         files=tuple(
-            FileEntry(name=str(file["name"]), size=int(file["size"]), xxh3_128=file["xxh3_128"])
+            FileEntry(name=str(file["name"]), size=int(file["size"]), digest=str(file[algorithm]))
             for file in payload["files"]
         ),
-        tensors={fqn: _tensor_entry(entry) for fqn, entry in payload["tensors"].items()},
+        tensors={fqn: _tensor_entry(entry, algorithm) for fqn, entry in payload["tensors"].items()},
         state=dict(payload["state"]),
         metric=_metric(payload.get("metric")),
+        hash=algorithm,
     )
 
 
@@ -213,7 +239,7 @@ def _metric(entry: Mapping[str, Any] | None) -> Metric | None:
     return Metric(name=str(entry["name"]), value=value) if math.isfinite(value) else None
 
 
-def _tensor_entry(entry: Mapping[str, Any]) -> TensorEntry:
+def _tensor_entry(entry: Mapping[str, Any], algorithm: HashAlgorithm) -> TensorEntry:
     chunks = tuple(
         ChunkEntry(
             offsets=tuple(map(int, chunk["offsets"])),
@@ -221,7 +247,7 @@ def _tensor_entry(entry: Mapping[str, Any]) -> TensorEntry:
             file=str(chunk["file"]),
             byte_offset=int(chunk["byte_offset"]),
             length=int(chunk["length"]),
-            xxh3_128=str(chunk["xxh3_128"]),
+            digest=str(chunk[algorithm]),
         )
         for chunk in entry["chunks"]
     )

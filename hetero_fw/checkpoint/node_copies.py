@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetero_fw.checkpoint.catalog import CheckpointInfo, info_of, published_paths, verify_file
 from hetero_fw.checkpoint.directories import step_of
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import FileEntry, Manifest, NewerFormatError, read_manifest
 from hetero_fw.checkpoint.quarantine import Quarantine
 from hetero_fw.errors import CheckpointError
@@ -76,11 +77,12 @@ def examine_node_copies(copies: NodeCopies, *, reads_bytes: bool) -> NodeFinding
         copies: the checkpoint.
         reads_bytes: compare every byte of every copy, otherwise sizes alone.
     """
-    files = copies.manifest.files if copies.manifest is not None else ()
+    manifest = copies.manifest
+    algorithm = manifest.hash if manifest is not None and reads_bytes else None
     num_sound, problems = {}, list(copies.problems)
-    for file in files:
+    for file in manifest.files if manifest is not None else ():
         there = [path for path in copies.directories.values() if (path / file.name).exists()]
-        found = [_problem(path, file, reads_bytes=reads_bytes) for path in there]
+        found = [_problem(path, file, algorithm) for path in there]
         problems += filter(None, found)
         num_sound[file.name] = found.count(None)
     return NodeFindings(
@@ -129,10 +131,11 @@ def _of_step(step: int, directories: Mapping[str, Path]) -> list[NodeCopies]:
     ]
 
 
-def _problem(path: Path, file: FileEntry, *, reads_bytes: bool) -> str | None:
+def _problem(path: Path, file: FileEntry, algorithm: HashAlgorithm | None) -> str | None:
+    """What is wrong with a copy, by its size alone if there is no `algorithm`."""
     try:
-        if reads_bytes:
-            verify_file(path, file)
+        if algorithm is not None:
+            verify_file(path, file, algorithm)
         elif (size := (path / file.name).stat().st_size) != file.size:
             return f"{path / file.name}: has {size} bytes, {file.size} were written"
     except OSError as error:

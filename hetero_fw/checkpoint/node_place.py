@@ -44,7 +44,8 @@ class NodePlace(DirectoryPlace):
                 content[: layout.size],
                 folder=self.unpublished(spec).name,
                 file=layout.file_name,
-                xxh3_128=written.xxh3_128,
+                algorithm=spec.hash,
+                digest=written.digest,
             )
         return written
 

@@ -28,11 +28,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-import xxhash
 from upath import UPath
 
 from hetero_fw.checkpoint.catalog import CheckpointInfo, PruneReport, info_of, retention_facts
 from hetero_fw.checkpoint.directories import parse_name, version_name
+from hetero_fw.checkpoint.hashing import HashAlgorithm, new_hasher
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.object_versions import (
@@ -47,7 +47,7 @@ from hetero_fw.checkpoint.object_versions import (
 )
 from hetero_fw.checkpoint.quarantine import read_quarantine
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
-from hetero_fw.checkpoint.shard_file import WrittenShard
+from hetero_fw.checkpoint.shard_file import WrittenShard, hash_chunks
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 from hetero_fw.checkpoint.sources import PATIENCE_S, patiently
 from hetero_fw.checkpoint.storage import StorageError, is_object_store, open_root
@@ -73,6 +73,10 @@ class Save(Protocol):
     @property
     def token(self) -> str:
         """Letters and digits, unlike any other save's of the attempt, the same on all ranks."""
+
+    @property
+    def hash(self) -> HashAlgorithm:
+        """What files and chunks are hashed with."""
 
     @property
     def on_point(self) -> OnPoint:
@@ -169,22 +173,19 @@ class ObjectPlace:
         save.on_point(SavePoint.WRITING_SHARD)
         store = ObjectStore(self.root)
         self._refuse_if_fenced(store)
-        chunk_hashes = tuple(
-            xxhash.xxh3_128_hexdigest(content[slot.byte_offset : slot.byte_offset + slot.length])
-            for slot in layout.slots
-        )
-        digest = xxhash.xxh3_128()
+        chunk_digests = hash_chunks(content, layout, save.hash)
+        hasher = new_hasher(save.hash)
 
         def on_piece(piece: memoryview) -> None:
             save.on_point(SavePoint.SHARD_PIECE)
-            digest.update(piece)
+            hasher.update(piece)
 
         key = f"{self._version_name(save)}/{layout.file_name}"
         store.upload(key, content[: layout.size], on_piece)
         save.on_point(SavePoint.SHARD_WRITTEN)
         save.on_point(SavePoint.SHARD_SYNCED)  # the answer says that it is stored
         return WrittenShard(
-            size=layout.size, xxh3_128=digest.hexdigest(), chunk_hashes=chunk_hashes
+            size=layout.size, digest=hasher.hexdigest(), chunk_digests=chunk_digests
         )
 
     def publish(self, save: Save, manifest: Manifest) -> None:

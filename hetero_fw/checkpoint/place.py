@@ -110,7 +110,7 @@ class DirectoryPlace:
         temporary.mkdir(exist_ok=True)
         path = temporary / layout.file_name
         path.unlink(missing_ok=True)  # what an earlier try has left
-        written = write_shard(path, content, layout, spec.on_point)
+        written = write_shard(path, content, layout, spec.hash, spec.on_point)
         sync_directory(temporary)
         spec.on_point(SavePoint.SHARD_SYNCED)
         return written

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import xxhash
 from upath import UPath
 
 from hetero_fw.checkpoint.buffer import Buffer
+from hetero_fw.checkpoint.hashing import new_hasher
 from hetero_fw.checkpoint.sources import may_be_intact, patiently, unreadable
 from hetero_fw.checkpoint.spans import Span
 from hetero_fw.checkpoint.storage import (
@@ -162,7 +162,7 @@ class _ChunkCheck:
         self._span = span
         self._rest = iter(span.chunks)
         self._chunk = next(self._rest, None)
-        self._digest = xxhash.xxh3_128()
+        self._hasher = new_hasher(span.hash)
         self._done = 0
 
     def advance(self, window: memoryview, end: int) -> None:
@@ -170,7 +170,7 @@ class _ChunkCheck:
             stop = self._chunk.start + self._chunk.entry.length
             begin = max(self._chunk.start, self._done)
             if begin < end:
-                self._digest.update(window[begin : min(stop, end)])
+                self._hasher.update(window[begin : min(stop, end)])
             self._done = min(stop, end)
             if stop > end:
                 return
@@ -179,12 +179,12 @@ class _ChunkCheck:
     def _compare(self) -> None:
         assert self._chunk is not None
         entry = self._chunk.entry
-        if self._digest.hexdigest() != entry.xxh3_128:
+        if self._hasher.hexdigest() != entry.digest:
             raise DamagedBytesError(
                 f"{self._path}: bytes {entry.byte_offset} to {entry.byte_offset + entry.length} "
-                "are not those that were written (xxh3_128)"
+                f"are not those that were written ({self._span.hash})"
             )
-        self._digest.reset()
+        self._hasher = new_hasher(self._span.hash)
         self._chunk = next(self._rest, None)
 
 

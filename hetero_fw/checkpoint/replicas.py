@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_fw.checkpoint.directories import sync_directory
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.shard_file import PIECE_BYTES, ShardSink
 from hetero_fw.errors import CheckpointError
 
@@ -87,8 +88,8 @@ class _Receiver(socketserver.StreamRequestHandler):
         folder.mkdir(exist_ok=True)
         path = folder / header["file"]
         path.unlink(missing_ok=True)
-        left = int(header["size"])
-        with ShardSink(path) as sink:
+        left, algorithm = int(header["size"]), HashAlgorithm(header["hash"])
+        with ShardSink(path, algorithm) as sink:
             while left > 0:
                 piece = self.rfile.read(min(left, PIECE_BYTES))
                 if not piece:
@@ -96,9 +97,9 @@ class _Receiver(socketserver.StreamRequestHandler):
                 sink.write(memoryview(piece))
                 left -= len(piece)
             digest = sink.finish()
-        if digest != header["xxh3_128"]:
+        if digest != header["digest"]:
             path.unlink(missing_ok=True)
-            raise CheckpointError(f"{header['file']} arrived with other bytes (xxh3_128)")
+            raise CheckpointError(f"{header['file']} arrived with other bytes ({algorithm})")
         sync_directory(folder)
 
 
@@ -114,7 +115,13 @@ def _header(stream: BufferedIOBase, secret: str) -> dict[str, Any]:
 
 
 def send_copy(
-    address: ReplicaAddress, content: memoryview, *, folder: str, file: str, xxh3_128: str
+    address: ReplicaAddress,
+    content: memoryview,
+    *,
+    folder: str,
+    file: str,
+    algorithm: HashAlgorithm,
+    digest: str,
 ) -> None:
     """Bring `content` to the other node and wait until it is on that node's storage.
 
@@ -126,7 +133,8 @@ def send_copy(
         "folder": folder,
         "file": file,
         "size": len(content),
-        "xxh3_128": xxh3_128,
+        "hash": algorithm,
+        "digest": digest,
     }
     try:
         with socket.create_connection((address.host, address.port), SOCKET_TIMEOUT_S) as sock:

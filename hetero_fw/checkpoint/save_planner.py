@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.directories import checkpoint_name
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.save_handle import SaveHandle
 from hetero_fw.checkpoint.save_job import SaveJob
@@ -58,6 +59,7 @@ class SavePlanner:
         attempt: number of the attempt.
         process_group: used where tensors differ in names, sizes or dtypes from the save before.
         plan_fingerprint: stored in the manifest.
+        hash: what files and chunks are hashed with.
         on_point: called at every point that a save passes.
     """
 
@@ -70,6 +72,7 @@ class SavePlanner:
         world_size: int,
         process_group: ProcessGroup | None,
         plan_fingerprint: str,
+        hash: HashAlgorithm,
         on_point: OnPoint,
     ) -> None:
         self._prefix = prefix
@@ -78,6 +81,7 @@ class SavePlanner:
         self._world_size = world_size
         self._process_group = process_group
         self._plan_fingerprint = plan_fingerprint
+        self._hash = hash
         self._on_point = on_point
         self._agreed: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
@@ -127,6 +131,7 @@ class SavePlanner:
             plan_fingerprint=self._plan_fingerprint,
             world_size=self._world_size,
             reason=content.reason,
+            hash=self._hash,
             metric=content.metric,
             on_point=self._on_point,
         )

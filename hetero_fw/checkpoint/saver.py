@@ -11,6 +11,7 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from hetero_fw.checkpoint.executor import Executor, ThreadExecutor
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.in_flight import SavesInFlight
 from hetero_fw.checkpoint.manifest import Metric
 from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
@@ -58,6 +59,7 @@ class CheckpointSaver:
         overlaps_staging: return from `save` before most tensors are copied. The caller then calls
             `finish_staging` before it changes them.
         plan_fingerprint: stored in the manifest.
+        hash: what files and chunks are hashed with; the same on all ranks.
         on_event: called with event name, step and fields, also from the writer's thread.
         timeout_s: longest time from the end of staging until every rank's part is on storage; the
             verdict comes at most a third later.
@@ -91,6 +93,7 @@ class CheckpointSaver:
         retention: RetentionRule | None = None,
         on_point: OnPoint = pass_by,
         safe_step: int | None = None,
+        hash: HashAlgorithm = HashAlgorithm.XXH3_128,
     ) -> None:
         assert is_async or not overlaps_staging, "a save that waits for its end overlaps nothing"
         self._rank = rank
@@ -102,6 +105,7 @@ class CheckpointSaver:
             world_size=world_size,
             process_group=process_group,
             plan_fingerprint=plan_fingerprint,
+            hash=hash,
             on_point=on_point,
         )
         self._safe = SafeStep(safe_step)

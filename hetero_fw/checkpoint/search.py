@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from hetero_fw.checkpoint.catalog import published_paths
 from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
+from hetero_fw.checkpoint.hashing import hexdigest
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, NewerFormatError
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.sources import (
@@ -269,7 +268,7 @@ class Search:
             is_newer = isinstance(error, NewerFormatError)
             return _Copy(**facts, problem=problem, is_newer_format=is_newer)
         self._texts[facts["root"], facts["name"]] = content.decode("utf-8")
-        digest = xxhash.xxh3_128_hexdigest(content)
+        digest = hexdigest(manifest.hash, content)
         return _Copy(**facts, attempt=manifest.attempt, digest=digest)
 
     def _distance(self, number: int) -> tuple[int, int]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
+from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest, new_hasher
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_pieces
@@ -21,12 +20,16 @@ class WrittenShard:
     """Size and hash of a shard file, and the hash of each of its chunks in layout order."""
 
     size: int
-    xxh3_128: str
-    chunk_hashes: tuple[str, ...]
+    digest: str
+    chunk_digests: tuple[str, ...]
 
 
 def write_shard(
-    path: Path, content: memoryview, layout: ShardLayout, on_point: OnPoint = pass_by
+    path: Path,
+    content: memoryview,
+    layout: ShardLayout,
+    algorithm: HashAlgorithm,
+    on_point: OnPoint = pass_by,
 ) -> WrittenShard:
     """Write `content` to the new file `path`, hash it on the way and wait for the disk.
 
@@ -35,17 +38,24 @@ def write_shard(
     Raises:
         OSError: the file exists or cannot be written.
     """
-    chunk_hashes = tuple(
-        xxhash.xxh3_128_hexdigest(content[slot.byte_offset : slot.byte_offset + slot.length])
-        for slot in layout.slots
-    )
-    with ShardSink(path) as sink:
+    chunk_digests = hash_chunks(content, layout, algorithm)
+    with ShardSink(path, algorithm) as sink:
         for start in range(0, layout.size, PIECE_BYTES):
             on_point(SavePoint.SHARD_PIECE)
             sink.write(content[start : min(start + PIECE_BYTES, layout.size)])
         on_point(SavePoint.SHARD_WRITTEN)
         digest = sink.finish()
-    return WrittenShard(size=layout.size, xxh3_128=digest, chunk_hashes=chunk_hashes)
+    return WrittenShard(size=layout.size, digest=digest, chunk_digests=chunk_digests)
+
+
+def hash_chunks(
+    content: memoryview, layout: ShardLayout, algorithm: HashAlgorithm
+) -> tuple[str, ...]:
+    """The hash of each chunk of a shard, in layout order."""
+    return tuple(
+        hexdigest(algorithm, content[slot.byte_offset : slot.byte_offset + slot.length])
+        for slot in layout.slots
+    )
 
 
 class ShardSink:
@@ -55,8 +65,8 @@ class ShardSink:
         OSError: the file exists or cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._digest = xxhash.xxh3_128()
+    def __init__(self, path: Path, algorithm: HashAlgorithm) -> None:
+        self._hasher = new_hasher(algorithm)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
 
@@ -67,14 +77,14 @@ class ShardSink:
         os.close(self._descriptor)
 
     def write(self, piece: memoryview) -> None:
-        self._digest.update(piece)
+        self._hasher.update(piece)
         while piece:
             piece = piece[os.write(self._descriptor, piece) :]
 
     def finish(self) -> str:
         """Wait for the disk; returns the hash of all bytes."""
         os.fsync(self._descriptor)
-        return self._digest.hexdigest()
+        return self._hasher.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -85,19 +95,19 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def hash_file(path: StoragePath) -> tuple[int, str]:
+def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
     """Size and hash of the file `path`.
 
     Raises:
         OSError: a local file cannot be read.
         StorageError: a remote one cannot.
     """
-    digest = xxhash.xxh3_128()
+    hasher = new_hasher(algorithm)
     size = 0
     for piece in read_pieces(path) if is_object_store(path) else _local_pieces(path):
-        digest.update(piece)
+        hasher.update(memoryview(piece))
         size += len(piece)
-    return size, digest.hexdigest()
+    return size, hasher.hexdigest()
 
 
 def _local_pieces(path: Path) -> Iterator[memoryview]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import ChunkEntry, Manifest
 from hetero_fw.checkpoint.shard_layout import ALIGNMENT_BYTES
 
@@ -28,12 +29,17 @@ class SpanChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Adjacent chunks of one file, from byte `begin` to before byte `end`, in file order."""
+    """Adjacent chunks of one file, from byte `begin` to before byte `end`, in file order.
+
+    Attributes:
+        hash: what the digests of the chunks are made with.
+    """
 
     file: str
     begin: int
     end: int
     chunks: tuple[SpanChunk, ...]
+    hash: HashAlgorithm
 
     @property
     def size(self) -> int:
@@ -65,10 +71,10 @@ def find_spans(
     run: list[tuple[ChunkKey, ChunkEntry]] = []
     for key, chunk in keyed:
         if run and not _continues(run, chunk, limit):
-            spans.append(_span(run))
+            spans.append(_span(run, manifest.hash))
             run = []
         run.append((key, chunk))
-    return (*spans, _span(run)) if run else tuple(spans)
+    return (*spans, _span(run, manifest.hash)) if run else tuple(spans)
 
 
 def _continues(run: list[tuple[ChunkKey, ChunkEntry]], chunk: ChunkEntry, limit: int) -> bool:
@@ -83,7 +89,7 @@ def _continues(run: list[tuple[ChunkKey, ChunkEntry]], chunk: ChunkEntry, limit:
     )
 
 
-def _span(run: list[tuple[ChunkKey, ChunkEntry]]) -> Span:
+def _span(run: list[tuple[ChunkKey, ChunkEntry]], algorithm: HashAlgorithm) -> Span:
     begin, last = run[0][1].byte_offset, run[-1][1]
     return Span(
         file=last.file,
@@ -92,4 +98,5 @@ def _span(run: list[tuple[ChunkKey, ChunkEntry]]) -> Span:
         chunks=tuple(
             SpanChunk(key=key, start=chunk.byte_offset - begin, entry=chunk) for key, chunk in run
         ),
+        hash=algorithm,
     )

@@ -39,7 +39,7 @@ class ShardReport:
         data = json.loads(text)
         shard = data.pop("shard")
         if shard is not None:
-            shard = WrittenShard(**{**shard, "chunk_hashes": tuple(shard["chunk_hashes"])})
+            shard = WrittenShard(**{**shard, "chunk_digests": tuple(shard["chunk_digests"])})
         return cls(**data, shard=shard)
 
 

@@ -130,6 +130,8 @@ BAD_INPUTS = [
     (["ckpt.async_mode=thread"], "ckpt.async_mode=thread", "a thread (async)"),
     (["ckpt.async_mode=asynch"], "ckpt.async_mode=asynch", "Did you mean 'async'"),
     (["ckpt.async_mode=false"], "ckpt.async_mode=false", "disabled"),
+    (["ckpt.hash=sha265"], "ckpt.hash=sha265", "Did you mean 'sha256'"),
+    (["ckpt.hash=md5"], "ckpt.hash=md5", "hold against forgery"),
     (["ckpt.timeout_s=0"], "ckpt.timeout_s=0", ">= 1"),
     (["ckpt.timeout_s=inf"], "ckpt.timeout_s=inf", "<= 86400"),
     (["ckpt.storage=http://host/x"], "ckpt.storage=http://host/x", "not written to"),

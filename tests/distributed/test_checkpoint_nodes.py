@@ -20,6 +20,7 @@ from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
     DirectoryPlace,
+    HashAlgorithm,
     NodePlace,
     NodeRoles,
     NodeTier,
@@ -109,12 +110,15 @@ def finished(saver: CheckpointSaver) -> dict[Tier, SaveOutcome]:
     return {outcome.tier: outcome for outcome in saver.poll()}
 
 
-def save_some(rank: int, group: dist.ProcessGroup, root: str, nodes: Sequence[str]) -> Any:
-    executors = {
+def save_some(
+    rank: int, group: dist.ProcessGroup, root: str, nodes: Sequence[str], algorithm: HashAlgorithm
+) -> Any:
+    options: dict[str, Any] = {
+        "hash": algorithm,
         "executor": WriterProcess(die_with_parent),
         "node_executor": WriterProcess(die_with_parent),
     }
-    saver = make_saver(Path(root), rank, group, Layout(nodes=tuple(nodes)), **executors)
+    saver = make_saver(Path(root), rank, group, Layout(nodes=tuple(nodes)), **options)
     found = []
     for step, tiers in ((1, BOTH), (2, (LOCAL,)), (3, (LOCAL,)), (4, BOTH)):
         saver.save(step, tensors_of(rank, step), {}, reason="test", tiers=tiers)
@@ -124,10 +128,19 @@ def save_some(rank: int, group: dist.ProcessGroup, root: str, nodes: Sequence[st
     return found
 
 
-@pytest.mark.parametrize("nodes", [("a", "a", "b", "b"), ("a", "b", "c")])
-def test_every_part_lies_on_two_nodes(tmp_path: Path, nodes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "algorithm"),
+    [
+        (("a", "a", "b", "b"), HashAlgorithm.XXH3_128),
+        (("a", "b", "c"), HashAlgorithm.SHA256),
+        (("a", "b"), HashAlgorithm.BLAKE2B),
+    ],
+)
+def test_every_part_lies_on_two_nodes(
+    tmp_path: Path, nodes: tuple[str, ...], algorithm: HashAlgorithm
+) -> None:
     ok = (True, "test")
-    for found in run_ranks(save_some, len(nodes), str(tmp_path), nodes):
+    for found in run_ranks(save_some, len(nodes), str(tmp_path), nodes, algorithm):
         assert found == [
             {LOCAL: ok, STORAGE: ok},
             {LOCAL: ok},
@@ -155,7 +168,7 @@ def test_every_part_lies_on_two_nodes(tmp_path: Path, nodes: tuple[str, ...]) ->
                 tmp_path / "nodes" / node / "hetero_ckpt-step-00000004", merged, dirs_exist_ok=True
             )
         verify_checkpoint(merged)
-        assert read_manifest(merged).step == 4
+        assert (read_manifest(merged).step, read_manifest(merged).hash) == (4, algorithm)
 
 
 class FullDisk:

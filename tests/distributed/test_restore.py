@@ -22,6 +22,7 @@ from hetero_fw.checkpoint import (
     DamagedCheckpointError,
     Filled,
     FoundCheckpoint,
+    HashAlgorithm,
     Ranks,
     Rejection,
     TierRoot,
@@ -80,8 +81,14 @@ def laid_out(
     }
 
 
-def save_steps(rank: int, group: dist.ProcessGroup, root: str, replicated: bool) -> None:
-    saver = make_saver(Path(root), rank, group)
+def save_steps(
+    rank: int,
+    group: dist.ProcessGroup,
+    root: str,
+    replicated: bool,
+    algorithm: HashAlgorithm = HashAlgorithm.XXH3_128,
+) -> None:
+    saver = make_saver(Path(root), rank, group, hash=algorithm)
     for step in STEPS:
         tensors = laid_out(full_tensors(step), group, replicated=replicated)
         saver.save(step, tensors, {"step": step}, reason="test")
@@ -198,10 +205,10 @@ def test_replicated_state_is_read_once_too(
         assert found["bytes_read"] == NUM_BYTES
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[HashAlgorithm.XXH3_128])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved")
-    run_ranks(save_steps, 4, str(root), False)
+    run_ranks(save_steps, 4, str(root), False, request.param)
     return root
 
 
@@ -247,6 +254,7 @@ def test_a_lost_node_leaves_its_peers_copies(nodes: Path) -> None:
         assert not found["rejected"]
 
 
+@pytest.mark.parametrize("saved", HashAlgorithm, indirect=True)
 def test_a_damaged_replica_is_named_and_the_good_one_used(nodes: Path) -> None:
     damage(shard(nodes, "node1", 3))
     for found in run_ranks(restore, 4, TwoNodes(nodes), False):

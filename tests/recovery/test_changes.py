@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hetero_fw.checkpoint import list_checkpoints, read_manifest
+from hetero_fw.cli import main
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+from tests.recovery.test_kill import Start, rank_pid
+from tests.unit.checkpoint.examples import PREFIX
 
 Train = Callable[..., TrainRun]
 
@@ -114,3 +120,33 @@ def test_a_checkpoint_of_a_newer_release_is_not_started_over(train: Train, resum
     assert "choose another run_name to start fresh" in reason
     assert newest.is_dir()
     assert len(column(first.run_dir, "loss")) == 8
+
+
+def test_another_hash_reads_what_there_is_and_verifies_what_is_new(
+    start_train: Start, tmp_path: Path
+) -> None:
+    nodes = (*SHORT, f"ckpt.tiers.local={tmp_path}/nodes")
+    first = start_train(*nodes, "ckpt.hash=sha256", "trainer.max_steps=24")
+    first.wait_until(lambda: first.events("checkpoint_committed"))
+    os.kill(rank_pid(first, 1), signal.SIGKILL)
+    first.wait()
+    assert first.returncode == 0, first.output
+    (restored,) = first.events("restored")
+    assert restored["tiers"] == ["local"]
+    second = start_train(*nodes, "ckpt.hash=blake2b", "trainer.max_steps=28").wait()
+    assert second.returncode == 0, second.output
+    assert [event["step"] for event in second.events("restored")] == [restored["step"], 24]
+    assert not second.events("checkpoint_rejected")
+    assert not second.events("checkpoint_failed")
+    paths = {i.step: i.path for i in list_checkpoints(second.run_dir / "checkpoints", PREFIX)}
+    hashes = {step: read_manifest(path).hash for step, path in paths.items()}
+    assert (hashes[24], hashes[28]) == ("sha256", "blake2b")
+    expected = undisturbed(tmp_path / "undisturbed", *SHORT, "trainer.max_steps=28")
+    assert digest_of(second.run_dir) == digest_of(expected)
+    assert main(["ckpt", "verify", str(second.run_dir)]) == 0
+    for step in (24, 28):
+        shard = paths[step] / "shard-00000.bin"
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        assert main(["ckpt", "verify", str(second.run_dir), "--step", str(step)]) == 1

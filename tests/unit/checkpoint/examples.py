@@ -14,6 +14,7 @@ from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
     DirectoryPlace,
+    HashAlgorithm,
     SaveOutcome,
     claim_attempt,
     flatten_training_state,
@@ -119,9 +120,14 @@ def weights(step: int, size: int = 1000) -> dict[str, torch.Tensor]:
     }
 
 
-def fill(root: Path, steps: list[int], size: int = 1000) -> None:
+def fill(
+    root: Path,
+    steps: list[int],
+    size: int = 1000,
+    algorithm: HashAlgorithm = HashAlgorithm.XXH3_128,
+) -> None:
     """Commit a checkpoint for each step."""
-    saver = make_saver(root)
+    saver = make_saver(root, hash=algorithm)
     for step in steps:
         assert save(saver, step, weights(step, size)).ok
 

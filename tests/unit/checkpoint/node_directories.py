@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import xxhash
-
-from hetero_fw.checkpoint import FileEntry, Manifest, checkpoint_path
+from hetero_fw.checkpoint import FileEntry, HashAlgorithm, Manifest, checkpoint_path
+from hetero_fw.checkpoint.hashing import hexdigest
 from tests.unit.checkpoint.examples import PREFIX
 
 
@@ -17,7 +16,12 @@ def shard(number: int) -> str:
 
 
 def write_copies(
-    root: Path, step: int, holders: Mapping[str, Sequence[int]], *, attempt: int = 1
+    root: Path,
+    step: int,
+    holders: Mapping[str, Sequence[int]],
+    *,
+    attempt: int = 1,
+    algorithm: HashAlgorithm = HashAlgorithm.XXH3_128,
 ) -> None:
     """One checkpoint: which shards each node has in its directory below `root`."""
     numbers = sorted({number for held in holders.values() for number in held})
@@ -31,11 +35,12 @@ def write_copies(
         reason=f"after {step}",
         is_finite=True,
         files=tuple(
-            FileEntry(name=name, size=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+            FileEntry(name=name, size=len(data), digest=hexdigest(algorithm, data))
             for name, data in contents.items()
         ),
         tensors={},
         state={},
+        hash=algorithm,
     )
     for node, held in holders.items():
         directory = copy_of(root, node, step)

@@ -11,6 +11,7 @@ import torch
 from hetero_fw.checkpoint import (
     ChunkEntry,
     FileEntry,
+    HashAlgorithm,
     Manifest,
     Metric,
     ObjectPlace,
@@ -31,6 +32,7 @@ class OneSave:
 
     step: int
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    hash: HashAlgorithm = HashAlgorithm.XXH3_128
     on_point: OnPoint = pass_by
 
     @property
@@ -62,13 +64,13 @@ def manifest_of(
                     file=layout.file_name,
                     byte_offset=slot.byte_offset,
                     length=slot.length,
-                    xxh3_128=chunk_hash,
+                    digest=digest,
                 ),
             ),
         )
-        for slot, chunk_hash in zip(layout.slots, shard.chunk_hashes, strict=True)
+        for slot, digest in zip(layout.slots, shard.chunk_digests, strict=True)
     }
-    file = FileEntry(name=layout.file_name, size=shard.size, xxh3_128=shard.xxh3_128)
+    file = FileEntry(name=layout.file_name, size=shard.size, digest=shard.digest)
     settings: dict[str, Any] = {
         "plan_fingerprint": "plan",
         "world_size": 1,
@@ -83,6 +85,7 @@ def manifest_of(
         files=(file,),
         tensors=tensors,
         state={"step": save.step},
+        hash=save.hash,
         **settings,
     )
 
@@ -94,10 +97,11 @@ def save_at(
     value: int | None = None,
     size: int = 50,
     on_point: OnPoint = pass_by,
+    algorithm: HashAlgorithm = HashAlgorithm.XXH3_128,
     metric: Metric | None = None,
 ) -> OneSave:
     """Write and publish `weights(value)`, by default of the step, as the checkpoint of `step`."""
-    save = OneSave(step=step, on_point=on_point)
+    save = OneSave(step=step, on_point=on_point, hash=algorithm)
     layout, content = shard_of(weights(step if value is None else value, size))
     shard = place.write_shard(save, content, layout)
     place.publish(save, manifest_of(save, place.attempt, layout, shard, metric=metric))

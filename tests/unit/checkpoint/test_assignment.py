@@ -30,7 +30,7 @@ def manifest_of(shards: list[list[int]]) -> Manifest:
                 file=name(index),
                 byte_offset=begin,
                 length=length,
-                xxh3_128="",
+                digest="",
             )
             tensors[f"t{len(tensors)}"] = TensorEntry(
                 size=(length,), dtype="uint8", chunks=(chunk,)

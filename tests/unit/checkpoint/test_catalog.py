@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hetero_fw.checkpoint import (
+    HashAlgorithm,
     PruneReport,
     checkpoint_path,
     find_restorable,
@@ -33,10 +34,10 @@ STEPS = [10, 20, 30]
 SHARD = "shard-00000.bin"
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[HashAlgorithm.XXH3_128])
+def originals(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("originals")
-    fill(root, STEPS, size=4000)
+    fill(root, STEPS, size=4000, algorithm=request.param)
     return root
 
 
@@ -156,6 +157,7 @@ def test_the_newest_intact_one_is_restorable(root: Path) -> None:
     assert restorable(root / "absent") == (None, [])
 
 
+@pytest.mark.parametrize("originals", HashAlgorithm, indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_damage_is_rejected_by_file_name_and_the_one_before_is_used(
     root: Path, damage: Callable[[Path], str]
@@ -167,6 +169,7 @@ def test_damage_is_rejected_by_file_name_and_the_one_before_is_used(
     assert file_name in rejected[0][1]
 
 
+@pytest.mark.parametrize("originals", HashAlgorithm, indirect=True)
 @pytest.mark.parametrize(
     "damage",
     [flip_in_shard, truncate_shard, zero_a_page, swap_shard, remove_shard, torn_manifest],

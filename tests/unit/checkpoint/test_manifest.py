@@ -8,13 +8,20 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero_fw.checkpoint import ChunkEntry, FileEntry, Manifest, TensorEntry
+from hetero_fw.checkpoint import (
+    ChunkEntry,
+    FileEntry,
+    HashAlgorithm,
+    Manifest,
+    NewerFormatError,
+    TensorEntry,
+)
 from hetero_fw.errors import CheckpointError
 
 
 def chunk(**changes: object) -> ChunkEntry:
     base = ChunkEntry(
-        offsets=(0, 0), sizes=(2, 3), file="shard-00000.bin", byte_offset=0, length=24, xxh3_128="c"
+        offsets=(0, 0), sizes=(2, 3), file="shard-00000.bin", byte_offset=0, length=24, digest="c"
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -28,7 +35,7 @@ def manifest(**changes: object) -> Manifest:
         created_time_s=1.5,
         reason="interval",
         is_finite=True,
-        files=(FileEntry(name="shard-00000.bin", size=24, xxh3_128="f"),),
+        files=(FileEntry(name="shard-00000.bin", size=24, digest="f"),),
         tensors={"model.w": TensorEntry(size=(2, 3), dtype="float32", chunks=(chunk(),))},
         state={"lr": 1e-3, "best": float("inf"), "names": ["a", "ü"], "none": None},
     )
@@ -40,9 +47,57 @@ def with_chunk(**changes: object) -> Manifest:
     return manifest(tensors={"model.w": tensor})
 
 
-def test_round_trip() -> None:
-    assert Manifest.from_json(manifest().to_json()) == manifest()
-    assert manifest().size_bytes == 24
+def with_own_hash(payload: dict[str, object]) -> str:
+    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps({"xxh3_128": xxhash.xxh3_128_hexdigest(canonical), **payload})
+
+
+def payload_of(text: str) -> dict[str, object]:
+    payload = json.loads(text)
+    del payload["xxh3_128"]
+    return dict(payload)
+
+
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_round_trip(algorithm: HashAlgorithm) -> None:
+    original = manifest(hash=algorithm)
+    assert Manifest.from_json(original.to_json()) == original
+    assert original.size_bytes == 24
+
+
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_digests_stand_under_the_name_of_their_algorithm(algorithm: HashAlgorithm) -> None:
+    payload = json.loads(manifest(hash=algorithm).to_json())
+    assert payload["hash"] == algorithm
+    assert payload["files"] == [{"name": "shard-00000.bin", "size": 24, algorithm: "f"}]
+    (written,) = payload["tensors"]["model.w"]["chunks"]
+    assert list(written)[-1] == algorithm
+    assert written[algorithm] == "c"
+
+
+def test_one_that_names_no_algorithm_is_of_the_default() -> None:
+    payload = payload_of(manifest().to_json())
+    assert payload.pop("hash") == "xxh3_128"
+    assert Manifest.from_json(with_own_hash(payload)) == manifest()
+
+
+def test_an_unknown_algorithm_is_named_and_no_damage() -> None:
+    payload = {**payload_of(manifest().to_json()), "hash": "sha3_512"}
+    with pytest.raises(NewerFormatError, match=r"'sha3_512', this release knows xxh3_128, sha256"):
+        Manifest.from_json(with_own_hash(payload))
+
+
+def test_a_damaged_name_of_the_algorithm_is_damage() -> None:
+    text = manifest(hash=HashAlgorithm.SHA256).to_json().replace('"hash": "sha', '"hash": "shb')
+    with pytest.raises(CheckpointError, match="own hash") as caught:
+        Manifest.from_json(text)
+    assert not isinstance(caught.value, NewerFormatError)
+
+
+def test_digests_of_another_algorithm_than_it_names_are_none() -> None:
+    payload = {**payload_of(manifest().to_json()), "hash": "sha256"}
+    with pytest.raises(CheckpointError, match="'sha256'"):
+        Manifest.from_json(with_own_hash(payload))
 
 
 @settings(max_examples=50, deadline=None)
@@ -67,12 +122,9 @@ def test_no_truncated_manifest_is_accepted(length: int) -> None:
 
 
 def test_a_later_writer_may_add_facts() -> None:
-    payload = json.loads(manifest().to_json())
-    del payload["xxh3_128"]
+    payload = payload_of(manifest().to_json())
     payload["replicas"] = {"shard-00000.bin": ["node-1"]}
-    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
-    payload["xxh3_128"] = xxhash.xxh3_128_hexdigest(canonical)
-    assert Manifest.from_json(json.dumps(payload)) == manifest()
+    assert Manifest.from_json(with_own_hash(payload)) == manifest()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format": "x"}', "[" * 100_000])
@@ -89,7 +141,7 @@ def test_another_version_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "manifest.json"])
 def test_a_file_outside_the_directory_is_refused(name: str) -> None:
-    text = manifest(files=(FileEntry(name=name, size=24, xxh3_128="f"),)).to_json()
+    text = manifest(files=(FileEntry(name=name, size=24, digest="f"),)).to_json()
     with pytest.raises(CheckpointError, match="not a name of a shard file"):
         Manifest.from_json(text)
 

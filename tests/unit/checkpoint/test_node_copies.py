@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_fw.checkpoint import NodeFindings, examine_node_copies, find_node_copies
+from hetero_fw.checkpoint import HashAlgorithm, NodeFindings, examine_node_copies, find_node_copies
 from tests.unit.checkpoint.examples import PREFIX
 from tests.unit.checkpoint.node_directories import copy_of, damage, shard, write_copies
 
@@ -31,8 +31,12 @@ def test_all_nodes_together_hold_every_file(tmp_path: Path) -> None:
     assert {findings.missing for findings in examined(tmp_path)} == {(shard(2),)}
 
 
-def test_a_damaged_copy_is_told_and_the_other_one_counts(tmp_path: Path) -> None:
-    write_copies(tmp_path, 5, HOLDERS)
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_a_damaged_copy_is_told_and_the_other_one_counts(
+    tmp_path: Path, algorithm: HashAlgorithm
+) -> None:
+    write_copies(tmp_path, 5, HOLDERS, algorithm=algorithm)
+    assert examined(tmp_path) == [NodeFindings(missing=(), num_copies=2, problems=())]
     damage(copy_of(tmp_path, "a", 5) / shard(1))
     (findings,) = examined(tmp_path)
     assert (findings.missing, findings.num_copies) == ((), 1)

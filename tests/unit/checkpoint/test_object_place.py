@@ -12,6 +12,7 @@ import pytest
 from upath import UPath
 
 from hetero_fw.checkpoint import (
+    HashAlgorithm,
     Metric,
     ObjectPlace,
     SavePoint,
@@ -70,10 +71,13 @@ def refuse(path: Any, reason: str) -> None:
     pytest.fail(f"{path}: {reason}")
 
 
-def test_saved_listed_verified_and_loaded(url: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_saved_listed_verified_and_loaded(
+    url: str, tmp_path: Any, algorithm: HashAlgorithm
+) -> None:
     place = begin(url)
     for step in (10, 20):
-        save_at(place, step)
+        save_at(place, step, algorithm=algorithm)
     assert steps(place) == [20, 10]
     info = find_restorable(place.root, PREFIX, refuse)
     assert info is not None
@@ -129,12 +133,15 @@ def test_a_failed_step_can_be_saved_again(url: str) -> None:
     assert all("shard-00000.bin" in reason for reason in rejected)
 
 
-def test_damage_is_rejected_by_file_name(url: str) -> None:
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_damage_is_rejected_by_file_name(url: str, algorithm: HashAlgorithm) -> None:
     place = begin(url)
     for step in (10, 20, 30):
-        save_at(place, step)
+        save_at(place, step, algorithm=algorithm)
     newest, middle, _ = published_paths(place.root, PREFIX)
     flip(newest / "shard-00000.bin")
+    with pytest.raises(CheckpointError, match=rf"shard-00000\.bin: bytes .* \({algorithm}\)"):
+        value_of(newest)
     (middle / "manifest.json").write_bytes(b"{}")
     rejected: list[str] = []
     info = find_restorable(place.root, PREFIX, lambda path, reason: rejected.append(reason))

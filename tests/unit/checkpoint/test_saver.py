@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import threading
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from hetero_fw.checkpoint import (
+    HashAlgorithm,
     Metric,
     SavePoint,
     list_checkpoints,
@@ -29,9 +32,9 @@ from tests.unit.checkpoint.examples import (
 )
 
 
-def test_a_save_is_published_and_reads_back(tmp_path: Path) -> None:
-    events: Events = []
-    saver = make_saver(tmp_path, events)
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_a_save_is_published_and_reads_back(tmp_path: Path, algorithm: HashAlgorithm) -> None:
+    saver = make_saver(tmp_path, hash=algorithm)
     outcome = save(saver, 500, weights(500))
     assert outcome.ok
     assert outcome.path == tmp_path / "hetero_ckpt-step-00000500"
@@ -41,6 +44,20 @@ def test_a_save_is_published_and_reads_back(tmp_path: Path) -> None:
     loaded = {fqn: torch.zeros_like(tensor) for fqn, tensor in weights(500).items()}
     assert load_checkpoint(outcome.path, loaded) == {"step": 500}
     assert all(torch.equal(loaded[fqn], tensor) for fqn, tensor in weights(500).items())
+
+
+def test_digests_are_those_that_other_programs_print(tmp_path: Path) -> None:
+    for number, algorithm in enumerate((HashAlgorithm.SHA256, HashAlgorithm.BLAKE2B)):
+        outcome = save(make_saver(tmp_path, attempt=number, hash=algorithm), number, weights(1))
+        assert outcome.path is not None
+        manifest = json.loads((outcome.path / "manifest.json").read_text())
+        content = (outcome.path / "shard-00000.bin").read_bytes()
+        (file,) = manifest["files"]
+        assert manifest["hash"] == algorithm
+        assert file[algorithm] == hashlib.new(algorithm, content).hexdigest()
+        (chunk,) = manifest["tensors"]["model.weight"]["chunks"]
+        part = content[chunk["byte_offset"] : chunk["byte_offset"] + chunk["length"]]
+        assert chunk[algorithm] == hashlib.new(algorithm, part).hexdigest()
 
 
 def test_manifest_and_outcome_agree(tmp_path: Path) -> None:

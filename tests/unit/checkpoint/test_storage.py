@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import pickle
 import uuid
 from pathlib import Path
@@ -13,6 +14,7 @@ from fsspec.spec import AbstractBufferedFile
 from upath import UPath
 
 from hetero_fw.checkpoint import StorageError, is_object_store, open_root, scheme_of
+from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest
 from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import describe_error, read_bytes, storage_errors
@@ -139,19 +141,20 @@ def test_values_of_options_do_not_show_in_errors() -> None:
     assert describe_error(OSError("http://me:pw@host:9000 is away"), hidden) == "*** is away"
 
 
-def test_reading(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+def test_reading(tmp_path: Path, algorithm: HashAlgorithm) -> None:
     root = open_root(f"memory://{uuid.uuid4().hex}")
     assert is_object_store(root)
     content = bytes(range(256)) * 100_000
     (root / "big").write_bytes(content)
     (tmp_path / "big").write_bytes(content)
-    assert hash_file(root / "big") == hash_file(tmp_path / "big")
-    assert hash_file(root / "big")[0] == len(content)
+    assert hash_file(root / "big", algorithm) == hash_file(tmp_path / "big", algorithm)
+    assert hash_file(root / "big", algorithm) == (len(content), hexdigest(algorithm, content))
     assert read_bytes(root / "big") == content
     (root / "empty").write_bytes(b"")
     (tmp_path / "empty").write_bytes(b"")
-    assert hash_file(root / "empty") == hash_file(tmp_path / "empty")
-    for read in (hash_file, read_bytes):
+    assert hash_file(root / "empty", algorithm) == hash_file(tmp_path / "empty", algorithm)
+    for read in (functools.partial(hash_file, algorithm=algorithm), read_bytes):
         with pytest.raises(StorageError, match="absent: not found"):
             read(root / "absent")
 

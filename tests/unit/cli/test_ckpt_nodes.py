@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetero_fw.checkpoint import checkpoint_path
+from hetero_fw.checkpoint import HashAlgorithm, checkpoint_path
 from hetero_fw.cli import main
 from hetero_fw.monitoring import EventLog, RunDirectory, create_run_directory, write_json_atomically
 from tests.unit.checkpoint.examples import PREFIX, fill
@@ -26,15 +26,15 @@ HOLDERS = {"a100-0": (0, 1), "v100-0": (1, 0)}
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """Steps 10 and 20 are in the storage, 20 and 30 on the nodes."""
+    """Steps 10 and 20 are in the storage, 20 and 30 on the nodes, hashed in one way or another."""
     run_dir = create_run_directory(tmp_path, "mine")
     write_json_atomically(run_dir.plan_path, {"ranks": []})
     run_dir.hydra_path.mkdir()
     text = f"ckpt: {{prefix: {PREFIX}, storage: null, tiers: {{local: {tmp_path / 'memory'}}}}}\n"
     (run_dir.hydra_path / "config.yaml").write_text(text)
-    fill(run_dir.checkpoints_path, [10, 20], size=10)
-    for step in (20, 30):
-        write_copies(local(run_dir), step, HOLDERS)
+    fill(run_dir.checkpoints_path, [10, 20], size=10, algorithm=HashAlgorithm.SHA256)
+    for step, algorithm in ((20, HashAlgorithm.XXH3_128), (30, HashAlgorithm.BLAKE2B)):
+        write_copies(local(run_dir), step, HOLDERS, algorithm=algorithm)
     return run_dir
 
 
