@@ -112,13 +112,3 @@ def test_ranks_that_do_not_stop_in_time_are_killed(start_train: Start, run_dir: 
     status = run.read_json("status.json")
     assert status["status"] == "PREEMPTED"
     assert "recovery.grace_s=1" in status["reason"]
-
-
-def test_an_exception_asks_for_no_save(train: Start) -> None:
-    fault = "model.module._target_=tests.recovery.modules.FaultyGPT"
-    failing = ("+model.module.fail_step=5", "+model.module.fail_rank=1", "recovery=none")
-    run = train(*RUN, *QUICK, fault, *failing)
-    assert run.returncode == 1
-    assert run.events("emergency_save") == []
-    (failure,) = run.events("failure_detected")
-    assert failure["failed_rank"] == 1
