@@ -26,8 +26,10 @@ from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import (
+    MIN_KEPT,
     AttemptStart,
     CommittedCheckpoint,
+    RetentionDecision,
     RetentionRule,
     decide_retention,
     find_departure,
@@ -36,8 +38,8 @@ from hetero_fw.policies import (
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]
 
-# As many as retention protects.
-NUM_TO_VERIFY = 2
+# What of all that there is may go, by a rule.
+Decide = Callable[[Collection[CommittedCheckpoint], RetentionRule], RetentionDecision]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +70,16 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneReport:
-    """What `prune` deleted, which steps it knows to be intact, and why it stopped there."""
+    """What `prune` deleted, which steps it knows to be intact, and why it stopped there.
+
+    Attributes:
+        rule: as `RetentionDecision` has it.
+    """
 
     deleted: tuple[StoragePath, ...]
     verified_steps: frozenset[int]
     reason: str
+    rule: RetentionRule | None = None
 
 
 def list_checkpoints(root: StoragePath, prefix: str) -> tuple[CheckpointInfo, ...]:
@@ -156,6 +163,7 @@ def prune(
     into: Path,
     verified_steps: Collection[int] = (),
     on_point: OnPoint = pass_by,
+    decide: Decide = decide_retention,
 ) -> PruneReport:
     """Delete what `policies.decide_retention` gives up in a local directory. Called by one rank.
 
@@ -167,17 +175,21 @@ def prune(
             checkpoints. If it is gone, nothing is deleted.
         verified_steps: steps that the caller has verified before; they are not read again.
         on_point: called at every point that a deletion passes.
+        decide: another policy, such as `policies.decide_room`.
 
     Raises:
         OSError: a checkpoint cannot be moved out of the way.
     """
     infos = list_checkpoints(root, prefix)
     verified = frozenset(verified_steps) & {info.step for info in infos}
-    if len(infos) <= rule.keep_latest_k:  # nothing can go and nothing needs to be read
+    num_kept = rule.keep_latest_k if decide is decide_retention else MIN_KEPT
+    if len(infos) <= num_kept:  # nothing can go and nothing needs to be read
         reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {len(infos)}"
         return PruneReport(deleted=(), verified_steps=verified, reason=reason)
     verified = _verify_newest(infos, verified)
-    return retire_by_rule(infos, rule, into=into, verified_steps=verified, on_point=on_point)
+    return retire_by_rule(
+        infos, rule, into=into, verified_steps=verified, on_point=on_point, decide=decide
+    )
 
 
 def retire_by_rule(
@@ -187,10 +199,11 @@ def retire_by_rule(
     into: Path,
     verified_steps: Collection[int],
     on_point: OnPoint = pass_by,
+    decide: Decide = decide_retention,
 ) -> PruneReport:
     """Delete those of `infos`, in one local directory, that the rule gives up; as `prune`."""
     verified = frozenset(verified_steps)
-    decision = decide_retention([retention_facts(info, verified, rule) for info in infos], rule)
+    decision = decide([retention_facts(info, verified, rule) for info in infos], rule)
     paths = {info.step: info.path for info in infos}
     deleted = tuple(paths[step] for step in decision.delete_steps)
     for path in deleted:
@@ -200,6 +213,7 @@ def retire_by_rule(
         deleted=deleted,
         verified_steps=verified - frozenset(decision.delete_steps),
         reason=decision.reason,
+        rule=decision.rule,
     )
 
 
@@ -352,7 +366,7 @@ def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) 
     intact: set[int] = set()
     # As retention orders them.
     for info in sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True):
-        if len(intact) == NUM_TO_VERIFY:
+        if len(intact) == MIN_KEPT:  # as many as retention protects
             break
         if not info.is_sane:
             continue
