@@ -60,7 +60,7 @@ def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirecto
     root = Path(cfg.paths.root).expanduser().absolute()
     folder = previous.checkpoints_path if previous is not None else root
     per_param = _WEIGHT_BYTES + _optimizer_bytes(cfg, workload.optimizer_bytes_per_param)
-    name = previous.name if previous is not None else ".new"
+    name = previous.name if previous is not None else cfg.run_name or ".new"
     problems, warnings = _judge(cfg, folder, name, workload.num_params * per_param)
     ConfigError.collect(problems)
     for warning in warnings:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import TrainRun
-from tests.recovery.test_kill import TINY
+from tests.recovery.test_kill import TINY, steps_done
 from tests.small_disk import small_disk
 
 Train = Callable[..., TrainRun]
@@ -44,14 +45,31 @@ def test_a_disk_without_room_for_the_next_one_is_refused(train: Train, run_dir: 
         assert "1.21 MiB are free there" in run.output
 
 
-def test_saves_go_on_where_less_fits_than_is_to_be_kept(train: Train, run_dir: Path) -> None:
-    with small_disk(run_dir.parent, 1800 * KIB):
-        run = train(*TINY, "trainer.max_steps=48", "monitor.report=false", "logger=none")
+def test_saves_go_on_where_less_fits_than_is_to_be_kept(
+    train: Train, tmp_path: Path, run_dir: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 1800 * KIB) as disk:
+        run = train(*TINY, "trainer.max_steps=48", f"ckpt.storage={disk}")
         assert run.returncode == 0, run.output
-        assert "ckpt.keep_latest_k=3 takes 1.94 MiB on" in run.output
-        assert "are free there, and 2 is the most that fits" in run.output
+        assert f"ckpt.keep_latest_k=3 takes 1.94 MiB on {disk}/{run_dir.name} while" in run.output
+        assert "1.76 MiB are free there, and 2 is the most that fits" in run.output
         (failure,) = re.findall("checkpoint of step .* failed: .*", run.output)
         assert "checkpoint of step 24 failed" in failure
         assert "hetero_ckpt-step-00000006 was deleted to make room for the next save" in failure
-        left = sorted(path.name[-2:] for path in (run.run_dir / "checkpoints").glob("*-step-*"))
-        assert left == ["42", "48"]
+        left = sorted(path.name[-2:] for path in (disk / run_dir.name).glob("*-step-*"))
+        assert (len(left), left[-1]) == (2, "48")
+
+
+def test_a_status_that_cannot_be_written_for_a_moment_ends_nothing(start_train: Train) -> None:
+    run = start_train(*TINY, "trainer.max_steps=60")
+    run.wait_until(lambda: steps_done(run) >= 2)
+    status = run.run_dir / "status.json"
+    status.unlink()
+    status.mkdir()
+    (status / "in-the-way").touch()
+    step = steps_done(run)
+    run.wait_until(lambda: steps_done(run) >= step + 6)
+    shutil.rmtree(status)
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert run.read_json("status.json")["step"] == 60
