@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -185,11 +185,19 @@ def prune(
     num_kept = rule.keep_latest_k if decide is decide_retention else MIN_KEPT
     if len(infos) <= num_kept:  # nothing can go and nothing needs to be read
         reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {len(infos)}"
-        return PruneReport(deleted=(), verified_steps=verified, reason=reason)
-    verified = _verify_newest(infos, verified)
-    return retire_by_rule(
-        infos, rule, into=into, verified_steps=verified, on_point=on_point, decide=decide
-    )
+        report = PruneReport(deleted=(), verified_steps=verified, reason=reason)
+    else:
+        verified = _verify_newest(infos, verified)
+        report = retire_by_rule(
+            infos, rule, into=into, verified_steps=verified, on_point=on_point, decide=decide
+        )
+    num_unreadable = len(list(published_paths(root, prefix))) + len(report.deleted) - len(infos)
+    return replace(report, reason=report.reason + unreadable_note(num_unreadable))
+
+
+def unreadable_note(num_unreadable: int) -> str:
+    """What retention says about checkpoints that it cannot judge."""
+    return f"; {num_unreadable} more without a readable manifest stay" if num_unreadable else ""
 
 
 def retire_by_rule(
@@ -235,6 +243,18 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
         if step is not None and path.is_dir():
             steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
+
+
+def prefixes_in(root: StoragePath) -> list[str]:
+    """First parts of the names of the checkpoints in `root`.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        return sorted({found.prefix for found in take_snapshot(ObjectStore(root)).checkpoints()})
+    names = [parse_name(path.name) for path in root.glob("*-step-*") if path.is_dir()]
+    return sorted({name.prefix for name in names if name is not None})
 
 
 def runs_below(root: StoragePath) -> list[str]:

@@ -37,6 +37,7 @@ from hetero_fw.checkpoint.catalog import (
     PruneReport,
     info_of,
     retention_facts,
+    unreadable_note,
 )
 from hetero_fw.checkpoint.directories import parse_name, version_name
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -273,7 +274,7 @@ class ObjectPlace:
         return PruneReport(
             deleted=tuple(self.root / chosen[step].name for step in decision.delete_steps),
             verified_steps=frozenset(intact_steps) - gone,
-            reason=decision.reason,
+            reason=decision.reason + unreadable_note(len(versions) - len(readable)),
             rule=decision.rule,
         )
 
