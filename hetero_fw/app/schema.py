@@ -150,7 +150,9 @@ class Ckpt:
     keep_best: int = key(1, "checkpoints with the best ckpt.monitor to keep", at_least=0)
     monitor: str | None = key(None, "metric that says which is best, null: none is")
     monitor_mode: Literal["min", "max"] = key("min", "whether less or more is better")
-    keep_every_n_steps: int | None = key(None, "keep those of every n-th step", at_least=1)
+    keep_every_n_steps: int | None = key(
+        None, "keep the first at or after every n-th step", at_least=1
+    )
     prefix: str = key("hetero_ckpt", "checkpoints are named <prefix>-step-<step>")
     storage: str | None = key(None, "URL or path to keep checkpoints in, null: the run directory")
     storage_options: Options = key(dict, "options of the storage's client, never shown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from hetero_fw.policies import IntervalPolicy
 
 if TYPE_CHECKING:
     from torch import nn
+
+_LOCAL_KEY = "ckpt.tiers.local"
 
 # Weights and their optimizer state are kept in fp32 whatever the ranks compute in.
 _WEIGHT_BYTES = 4
@@ -47,7 +50,8 @@ def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirecto
         previous: the run directory, if it is there already.
 
     Raises:
-        ConfigError: two checkpoints do not fit where they go, or a copy of the state in memory.
+        ConfigError: the checkpoints that every run needs do not fit where they go, or a copy of
+            the state in memory. Where only some that are to be kept besides do not, it is told.
     """
     if cfg.mode != "train" or cfg.ckpt.policy == IntervalPolicy.NONE:
         return
@@ -56,8 +60,11 @@ def check_space(cfg: DictConfig, workload: WorkloadProfile, previous: RunDirecto
     root = Path(cfg.paths.root).expanduser().absolute()
     folder = previous.checkpoints_path if previous is not None else root
     per_param = _WEIGHT_BYTES + _optimizer_bytes(cfg, workload.optimizer_bytes_per_param)
-    name = previous.name if previous is not None else ".new"
-    ConfigError.collect(_problems(cfg, folder, name, workload.num_params * per_param))
+    name = previous.name if previous is not None else cfg.run_name or ".new"
+    problems, warnings = _judge(cfg, folder, name, workload.num_params * per_param)
+    ConfigError.collect(problems)
+    for warning in warnings:
+        print(warning, flush=True)
 
 
 def check_space_of(cfg: DictConfig, run_dir: RunDirectory, module: nn.Module) -> None:
@@ -69,7 +76,8 @@ def check_space_of(cfg: DictConfig, run_dir: RunDirectory, module: nn.Module) ->
     if cfg.ckpt.policy == IntervalPolicy.NONE:
         return
     num_bytes = checkpoint_bytes_of(cfg, module)
-    ConfigError.collect(_problems(cfg, run_dir.checkpoints_path, run_dir.name, num_bytes))
+    problems, _ = _judge(cfg, run_dir.checkpoints_path, run_dir.name, num_bytes)
+    ConfigError.collect(problems)
 
 
 def checkpoint_bytes_of(cfg: DictConfig, module: nn.Module) -> int:
@@ -80,9 +88,12 @@ def checkpoint_bytes_of(cfg: DictConfig, module: nn.Module) -> int:
     return weight_bytes + num_params * per_param
 
 
-def _problems(cfg: DictConfig, folder: Path, run_name: str, checkpoint_bytes: int) -> list[str]:
+def _judge(
+    cfg: DictConfig, folder: Path, run_name: str, checkpoint_bytes: int
+) -> tuple[list[str], list[str]]:
+    """What is too small, and what is only smaller than wanted."""
     # Needs torch, as everything does from here on; a run that is not trained never comes here.
-    from hetero_fw.checkpoint.space import SpaceDemand, shortfalls, survey
+    from hetero_fw.checkpoint.space import SpaceDemand, shortfalls, survey, tight_places
 
     demands = []
     for key, path, num_copies in _places(cfg, folder, run_name):
@@ -91,12 +102,22 @@ def _problems(cfg: DictConfig, folder: Path, run_name: str, checkpoint_bytes: in
         except OSError:
             continue  # using the directory tells what is wrong with it
         num_bytes = num_copies * checkpoint_bytes
-        demands.append(SpaceDemand(key=key, checkpoint_bytes=num_bytes, volume=volume))
-    return shortfalls(
+        demand = SpaceDemand(key=key, checkpoint_bytes=num_bytes, volume=volume)
+        if key != _LOCAL_KEY:  # where the least is kept
+            num_best = cfg.ckpt.keep_best if cfg.ckpt.monitor is not None else 0
+            demand = replace(
+                demand,
+                keep_latest_k=cfg.ckpt.keep_latest_k,
+                num_besides=num_best,
+                gives_way=True,
+            )
+        demands.append(demand)
+    problems = shortfalls(
         demands,
         staging_bytes=checkpoint_bytes,  # all ranks are on this host
         available_memory_bytes=available_memory_bytes(),
     )
+    return problems, tight_places(demands)
 
 
 def _places(cfg: DictConfig, folder: Path, run_name: str) -> Iterator[tuple[str, Path, int]]:
@@ -108,7 +129,7 @@ def _places(cfg: DictConfig, folder: Path, run_name: str) -> Iterator[tuple[str,
         yield "ckpt.storage", Path(location), 1
     local = local_directory(cfg, run_name)
     if local is not None:
-        yield "ckpt.tiers.local", local, cfg.ckpt.min_replica_size
+        yield _LOCAL_KEY, local, cfg.ckpt.min_replica_size
 
 
 def _optimizer_bytes(cfg: DictConfig, otherwise: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import (
+    MIN_KEPT,
     AttemptStart,
     CommittedCheckpoint,
+    RetentionDecision,
     RetentionRule,
     decide_retention,
     find_departure,
@@ -37,8 +39,8 @@ from hetero_fw.policies import (
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]
 
-# As many as retention protects.
-NUM_TO_VERIFY = 2
+# What of all that there is may go, by a rule.
+Decide = Callable[[Collection[CommittedCheckpoint], RetentionRule], RetentionDecision]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +71,16 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneReport:
-    """What `prune` deleted, which steps it knows to be intact, and why it stopped there."""
+    """What `prune` deleted, which steps it knows to be intact, and why it stopped there.
+
+    Attributes:
+        rule: as `RetentionDecision` has it.
+    """
 
     deleted: tuple[StoragePath, ...]
     verified_steps: frozenset[int]
     reason: str
+    rule: RetentionRule | None = None
 
 
 def list_checkpoints(root: StoragePath, prefix: str) -> tuple[CheckpointInfo, ...]:
@@ -158,6 +165,7 @@ def prune(
     into: Path,
     verified_steps: Collection[int] = (),
     on_point: OnPoint = pass_by,
+    decide: Decide = decide_retention,
 ) -> PruneReport:
     """Delete what `policies.decide_retention` gives up in a local directory. Called by one rank.
 
@@ -169,17 +177,29 @@ def prune(
             checkpoints. If it is gone, nothing is deleted.
         verified_steps: steps that the caller has verified before; they are not read again.
         on_point: called at every point that a deletion passes.
+        decide: another policy, such as `policies.decide_room`.
 
     Raises:
         OSError: a checkpoint cannot be moved out of the way.
     """
     infos = list_checkpoints(root, prefix)
     verified = frozenset(verified_steps) & {info.step for info in infos}
-    if len(infos) <= rule.keep_latest_k:  # nothing can go and nothing needs to be read
+    num_kept = rule.keep_latest_k if decide is decide_retention else MIN_KEPT
+    if len(infos) <= num_kept:  # nothing can go and nothing needs to be read
         reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {len(infos)}"
-        return PruneReport(deleted=(), verified_steps=verified, reason=reason)
-    verified = _verify_newest(infos, verified)
-    return retire_by_rule(infos, rule, into=into, verified_steps=verified, on_point=on_point)
+        report = PruneReport(deleted=(), verified_steps=verified, reason=reason)
+    else:
+        verified = _verify_newest(infos, verified)
+        report = retire_by_rule(
+            infos, rule, into=into, verified_steps=verified, on_point=on_point, decide=decide
+        )
+    num_unreadable = len(list(published_paths(root, prefix))) + len(report.deleted) - len(infos)
+    return replace(report, reason=report.reason + unreadable_note(num_unreadable))
+
+
+def unreadable_note(num_unreadable: int) -> str:
+    """What retention says about checkpoints that it cannot judge."""
+    return f"; {num_unreadable} more without a readable manifest stay" if num_unreadable else ""
 
 
 def retire_by_rule(
@@ -189,10 +209,11 @@ def retire_by_rule(
     into: Path,
     verified_steps: Collection[int],
     on_point: OnPoint = pass_by,
+    decide: Decide = decide_retention,
 ) -> PruneReport:
     """Delete those of `infos`, in one local directory, that the rule gives up; as `prune`."""
     verified = frozenset(verified_steps)
-    decision = decide_retention([retention_facts(info, verified, rule) for info in infos], rule)
+    decision = decide([retention_facts(info, verified, rule) for info in infos], rule)
     paths = {info.step: info.path for info in infos}
     deleted = tuple(paths[step] for step in decision.delete_steps)
     for path in deleted:
@@ -202,6 +223,7 @@ def retire_by_rule(
         deleted=deleted,
         verified_steps=verified - frozenset(decision.delete_steps),
         reason=decision.reason,
+        rule=decision.rule,
     )
 
 
@@ -223,6 +245,18 @@ def published_paths(root: StoragePath, prefix: str) -> Iterator[StoragePath]:
         if step is not None and path.is_dir():
             steps.append((step, path))
     return (path for _, path in sorted(steps, reverse=True))
+
+
+def prefixes_in(root: StoragePath) -> list[str]:
+    """First parts of the names of the checkpoints in `root`.
+
+    Raises:
+        StorageError: a remote storage refuses or does not answer.
+    """
+    if is_object_store(root):
+        return sorted({found.prefix for found in take_snapshot(ObjectStore(root)).checkpoints()})
+    names = [parse_name(path.name) for path in root.glob("*-step-*") if path.is_dir()]
+    return sorted({name.prefix for name in names if name is not None})
 
 
 def runs_below(root: StoragePath) -> list[str]:
@@ -354,7 +388,7 @@ def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) 
     intact: set[int] = set()
     # As retention orders them.
     for info in sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True):
-        if len(intact) == NUM_TO_VERIFY:
+        if len(intact) == MIN_KEPT:  # as many as retention protects
             break
         if not info.is_sane:
             continue

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hetero_fw.checkpoint.catalog import PruneReport, list_checkpoints, retire_by_rule
+from hetero_fw.checkpoint.catalog import Decide, PruneReport, list_checkpoints, retire_by_rule
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import DirectoryPlace
@@ -16,7 +16,7 @@ from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.save_tasks import OnProgress
 from hetero_fw.checkpoint.shard_file import WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, decide_retention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,7 @@ class NodePlace(DirectoryPlace):
         *,
         verified_steps: Collection[int],
         on_point: OnPoint = pass_by,
+        decide: Decide = decide_retention,
     ) -> PruneReport:
         """As for any place, but for what this attempt has committed there is no second reading.
 
@@ -85,6 +86,7 @@ class NodePlace(DirectoryPlace):
             into=self.directories.retired,
             verified_steps=verified_steps,
             on_point=on_point,
+            decide=decide,
         )
 
     def sending_to(self, peers: tuple[ReplicaAddress, ...]) -> NodePlace:

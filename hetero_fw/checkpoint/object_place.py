@@ -30,7 +30,14 @@ from typing import Any, Protocol, TypeVar
 
 from upath import UPath
 
-from hetero_fw.checkpoint.catalog import CheckpointInfo, PruneReport, info_of, retention_facts
+from hetero_fw.checkpoint.catalog import (
+    CheckpointInfo,
+    Decide,
+    PruneReport,
+    info_of,
+    retention_facts,
+    unreadable_note,
+)
 from hetero_fw.checkpoint.directories import parse_name, version_name
 from hetero_fw.checkpoint.hashing import HashAlgorithm, new_hasher
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -231,6 +238,7 @@ class ObjectPlace:
         rule: RetentionRule,
         verified_steps: Collection[int] = (),
         on_point: OnPoint = pass_by,
+        decide: Decide = decide_retention,
     ) -> PruneReport:
         """Rank 0: delete what `policies.decide_retention` gives up, and what is superseded.
 
@@ -250,7 +258,7 @@ class ObjectPlace:
         chosen = {version.step: version for version in reversed(versions) if version in readable}
         chosen |= {version.step: version for version in reversed(versions) if version in intact}
         intact_steps = {version.step for version in intact}
-        decision = decide_retention(
+        decision = decide(
             [retention_facts(readable[v], intact_steps, rule) for v in chosen.values()], rule
         )
         gone = frozenset(decision.delete_steps)
@@ -267,7 +275,8 @@ class ObjectPlace:
         return PruneReport(
             deleted=tuple(self.root / chosen[step].name for step in decision.delete_steps),
             verified_steps=frozenset(intact_steps) - gone,
-            reason=decision.reason,
+            reason=decision.reason + unreadable_note(len(versions) - len(readable)),
+            rule=decision.rule,
         )
 
     def _version_name(self, save: Save) -> str:

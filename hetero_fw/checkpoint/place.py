@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hetero_fw.checkpoint.catalog import PruneReport, prune
+from hetero_fw.checkpoint.catalog import Decide, PruneReport, prune
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
 from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by, remake
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
@@ -18,7 +18,7 @@ from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_tex
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, decide_retention
 
 if TYPE_CHECKING:
     from hetero_fw.checkpoint.commit import SaveSpec
@@ -68,8 +68,9 @@ class Place(Protocol):
         *,
         verified_steps: Collection[int],
         on_point: OnPoint = pass_by,
+        decide: Decide = decide_retention,
     ) -> PruneReport:
-        """Delete what the rule gives up.
+        """Delete what the rule gives up, as `decide` understands it.
 
         Raises:
             OSError: the storage refuses it.
@@ -174,6 +175,7 @@ class DirectoryPlace:
         *,
         verified_steps: Collection[int],
         on_point: OnPoint = pass_by,
+        decide: Decide = decide_retention,
     ) -> PruneReport:
         return prune(
             self.directories.root,
@@ -182,6 +184,7 @@ class DirectoryPlace:
             into=self.directories.retired,
             verified_steps=verified_steps,
             on_point=on_point,
+            decide=decide,
         )
 
     def remake(self) -> bool:

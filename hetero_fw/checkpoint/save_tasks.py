@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetero_fw.checkpoint.catalog import PruneReport
+from hetero_fw.checkpoint.catalog import Decide, PruneReport
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import Place
@@ -18,7 +18,7 @@ from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
 from hetero_fw.checkpoint.shard_layout import ShardLayout
 from hetero_fw.checkpoint.staging import first_non_finite
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, decide_retention
 
 OnProgress = Callable[[int], None]
 
@@ -117,17 +117,22 @@ class Discard:
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Delete what retention gives up."""
+    """Delete what retention gives up, or `decide` in its stead."""
 
     place: Place
     prefix: str
     rule: RetentionRule
     verified_steps: Collection[int]
     on_point: OnPoint
+    decide: Decide = decide_retention
 
     def __call__(self, content: memoryview, on_progress: OnProgress) -> PruneReport:
         return self.place.prune(
-            self.prefix, self.rule, verified_steps=self.verified_steps, on_point=self.on_point
+            self.prefix,
+            self.rule,
+            verified_steps=self.verified_steps,
+            on_point=self.on_point,
+            decide=self.decide,
         )
 
 

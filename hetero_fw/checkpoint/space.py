@@ -1,8 +1,9 @@
 """Whether the places of checkpoints, and host memory, can hold what saving needs.
 
-A place must hold two checkpoints: the last good one stays until a newer one is complete. Host
-memory must hold a copy of the state of the ranks of this host, and whatever lies in a file system
-that is memory itself, such as /dev/shm.
+A place must hold three checkpoints: the last two stay until a newer one is complete, because the
+newest can turn out to be unreadable. What a run keeps besides, it can do without. Host memory must
+hold a copy of the state of the ranks of this host, and whatever lies in a file system that is
+memory itself, such as /dev/shm.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.monitoring import format_bytes
+from hetero_fw.policies import MIN_KEPT
 
-NUM_CHECKPOINTS = 2
+# Those that retention keeps whatever happens, and the one that is being written.
+NUM_CHECKPOINTS = MIN_KEPT + 1
 
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mounts")
@@ -45,16 +48,41 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceDemand:
-    """Checkpoints of `checkpoint_bytes` are to be kept on `volume`, which `key` has named."""
+    """Checkpoints of `checkpoint_bytes` are to be kept on `volume`, which `key` has named.
+
+    Attributes:
+        keep_latest_k: newest ones to keep if there is room; `num_besides` others are kept as well.
+        gives_way: a save that finds no room there has an old one of more than two deleted.
+    """
 
     key: str
     checkpoint_bytes: int
     volume: Volume
+    keep_latest_k: int = MIN_KEPT
+    num_besides: int = 0
+    gives_way: bool = False
 
     @property
     def more_bytes(self) -> int:
-        """What must be free. Also where old checkpoints are: they stay until a new one is there."""
-        total_bytes = NUM_CHECKPOINTS * self.checkpoint_bytes
+        """What must be free. Also where old checkpoints are, unless they give way."""
+        held_bytes = self.volume.held_bytes
+        if self.gives_way and held_bytes >= NUM_CHECKPOINTS * self.checkpoint_bytes:
+            return 0
+        return self._more_bytes(NUM_CHECKPOINTS)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What must be free to keep all that is to be kept."""
+        return self._more_bytes(self.keep_latest_k + self.num_besides + 1)
+
+    def fitting_k(self, free_bytes: int) -> int | None:
+        """The largest `keep_latest_k` with which `free_bytes` are enough; None: not even 2."""
+        room_bytes = free_bytes + self.volume.held_bytes
+        num_fitting = room_bytes // max(1, self.checkpoint_bytes) - 1 - self.num_besides
+        return num_fitting if num_fitting >= MIN_KEPT else None
+
+    def _more_bytes(self, num_checkpoints: int) -> int:
+        total_bytes = num_checkpoints * self.checkpoint_bytes
         return max(self.checkpoint_bytes, total_bytes - self.volume.held_bytes)
 
 
@@ -87,13 +115,40 @@ def shortfalls(
         staging_bytes: for the copies of the state of the ranks of this host.
         available_memory_bytes: what new allocations can get.
     """
+    return [
+        *_volume_problems(_by_device(demands)),
+        *_memory_problems(demands, staging_bytes, available_memory_bytes),
+    ]
+
+
+def tight_places(demands: Sequence[SpaceDemand]) -> list[str]:
+    """A sentence for each place that holds what is needed and not all that is to be kept."""
+    return [
+        _tightness(demand, free_bytes - sum(d.more_bytes for d in group if d is not demand))
+        for group in _by_device(demands)
+        if sum(demand.wanted_bytes for demand in group) > (free_bytes := group[0].volume.free_bytes)
+        for demand in group
+        if demand.wanted_bytes > demand.more_bytes
+    ]
+
+
+def _tightness(demand: SpaceDemand, free_bytes: int) -> str:
+    besides = f", with {demand.num_besides} best ones besides," if demand.num_besides else ""
+    fitting_k = demand.fitting_k(free_bytes)
+    fits = f"{fitting_k} is the most that fits" if fitting_k else "not even 2 fit"
+    return (
+        f"ckpt.keep_latest_k={demand.keep_latest_k}{besides} takes "
+        f"{format_bytes(demand.wanted_bytes)} on {demand.volume.path} while one more is written; "
+        f"{format_bytes(free_bytes)} are free there, and {fits}. A save that finds no room fails, "
+        "and then fewer are kept."
+    )
+
+
+def _by_device(demands: Sequence[SpaceDemand]) -> list[list[SpaceDemand]]:
     by_device: dict[int, list[SpaceDemand]] = {}
     for demand in demands:
         by_device.setdefault(demand.volume.device, []).append(demand)
-    return [
-        *_volume_problems(by_device.values()),
-        *_memory_problems(demands, staging_bytes, available_memory_bytes),
-    ]
+    return list(by_device.values())
 
 
 def _volume_problems(groups: Iterable[Sequence[SpaceDemand]]) -> Iterator[str]:
@@ -111,7 +166,10 @@ def _volume_problems(groups: Iterable[Sequence[SpaceDemand]]) -> Iterator[str]:
 
 def _need(demand: SpaceDemand) -> str:
     total_bytes = NUM_CHECKPOINTS * demand.checkpoint_bytes
-    text = f"two checkpoints need {format_bytes(total_bytes)} on {demand.volume.path}"
+    text = (
+        "three checkpoints, two that are kept and one that is being written, need "
+        f"{format_bytes(total_bytes)} on {demand.volume.path}"
+    )
     if demand.volume.held_bytes:
         text += (
             f", where checkpoints of {format_bytes(demand.volume.held_bytes)} are already, and the "

@@ -101,8 +101,12 @@ _KIND_OF_TEXT = tuple((re.compile(text, re.IGNORECASE), kind) for kind, text in 
 
 PLACE_IS_GONE = "the place of the checkpoints is gone"
 
+_STORAGE_IS_FULL = "the storage is full"
+# A limit on one file or object, which is of the same kind.
+_TOO_LARGE = re.compile("too ?large", re.IGNORECASE)
+
 _MEANING = {
-    Kind.FULL: "the storage is full",
+    Kind.FULL: _STORAGE_IS_FULL,
     Kind.READ_ONLY: "the storage is read-only",
     Kind.DENIED: "the storage denies access",
     Kind.MISSING: PLACE_IS_GONE,
@@ -145,6 +149,11 @@ def classify(
         numbers.append(f"{format_bytes(free_bytes)} are free" + (f" in {where}" if where else ""))
     meaning = ", ".join([_MEANING[kind], *numbers])
     return StorageFailure(kind=kind, text=f"{meaning}: {_words_of(error)}")
+
+
+def lacks_room(text: str) -> bool:
+    """Whether deleting something helps against a failure of this text, as `classify` writes it."""
+    return _STORAGE_IS_FULL in text and not _TOO_LARGE.search(text)
 
 
 def kind_of(error: BaseException) -> StorageErrorKind:

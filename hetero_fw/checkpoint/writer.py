@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -26,11 +27,11 @@ from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, Remake, WritePart
 from hetero_fw.checkpoint.storage import StoragePath
-from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE
+from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE, lacks_room
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
-from hetero_fw.policies import RetentionRule, Tier
+from hetero_fw.policies import RetentionRule, Tier, decide_room
 
 # A rank's part has the given time. Its report, publishing and the verdict come one after the other,
 # so whoever waits for one of them gives it that much more: what failed first is then the reason.
@@ -89,6 +90,7 @@ class TierWriter:
         self._safe = safe
         self._roles = roles
         self._verified_steps: frozenset[int] = frozenset()
+        self._has_made_room = False  # since the last save that succeeded
 
     def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
         """Report an event; a log that cannot be written does not lose a checkpoint."""
@@ -270,9 +272,9 @@ class TierWriter:
     def _conclude(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         """Rank 0: log the verdict; clear out what a new checkpoint replaces."""
         if not verdict.is_committed:
-            is_gone = PLACE_IS_GONE in verdict.reason and not job.storage_hangs
-            self.tell_failure(job.spec.step, verdict.reason + (self._remade() if is_gone else ""))
+            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
             return
+        self._has_made_room = False
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
             job.spec.step,
@@ -285,6 +287,44 @@ class TierWriter:
         )
         if self._retention is not None:
             self._prune(job, self._retention)
+
+    def _mended(self, job: SaveJob, reason: str) -> str:
+        """Do what may let the next save succeed after one that failed for `reason`; in words."""
+        if job.storage_hangs:
+            return ""
+        if PLACE_IS_GONE in reason:
+            return self._remade()
+        if self._retention is not None and self._roles is None and lacks_room(reason):
+            return self._made_room(job, self._retention)
+        return ""
+
+    def _made_room(self, job: SaveJob, rule: RetentionRule) -> str:
+        """Delete a checkpoint, where more are kept than must be."""
+        decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
+        task = Prune(
+            place=self._place,
+            prefix=self._prefix,
+            rule=rule,
+            verified_steps=self._verified_steps,
+            on_point=job.spec.on_point,
+            decide=decide,
+        )
+        try:
+            report = self.executor.run(task, deadline_s=time.monotonic() + self._timeout_s)
+        except (OSError, CheckpointError) as error:
+            return f"; no older one was deleted to make room: {self._reason(job, error)}"
+        self._verified_steps = report.verified_steps
+        if not report.deleted:
+            return ""
+        self._has_made_room = True
+        self._retention = report.rule or rule
+        changed = [
+            f"ckpt.{key}={getattr(self._retention, key)}"
+            for key in ("keep_latest_k", "keep_best")
+            if getattr(self._retention, key) != getattr(rule, key)
+        ]
+        text = f"; {report.deleted[0].name} was deleted to make room for the next save"
+        return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
 
     def _remade(self) -> str:
         """Have a place for the next save, where somebody has taken this one away; in words."""

@@ -25,6 +25,7 @@ from hetero_fw.checkpoint import (
     is_object_store,
     num_attempts,
     open_root,
+    prefixes_in,
     prune,
     published_paths,
     runs_below,
@@ -43,13 +44,14 @@ class CheckpointStore:
 
     Attributes:
         root: directory of those in the storage, which all tools know.
+        settings: of the run, that say what to keep besides the newest; None: nothing says so.
         local: directory of the node directories; None if the run has none. For `ls` and `verify`.
         starts: where the attempts of the run went on from, as far as that is known.
     """
 
     root: StoragePath
     prefix: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] | None
     local: Path | None = None
     starts: tuple[AttemptStart, ...] = ()
 
@@ -61,25 +63,29 @@ class CheckpointStore:
             ConfigError: the storage cannot be set up, or needs options that are not stored.
             CheckpointError: what is named holds several runs; names them.
         """
+        source = run_of(source)
         if isinstance(source, str):
             return cls._at(source)
         cfg = _configuration(source)
+        root = checkpoint_root(cfg, source)
         return cls(
-            root=checkpoint_root(cfg, source),
-            prefix=str(cfg.ckpt.get("prefix", _PREFIX)),
+            root=root,
+            prefix=str(cfg.ckpt.prefix) if "prefix" in cfg.ckpt else _prefix_in(root),
             local=local_directory(cfg, source.name),
             starts=attempt_starts(read_events(source.events_path)),
             settings={
                 key: cfg.ckpt.get(key)
                 for key in ("keep_best", "monitor", "monitor_mode", "keep_every_n_steps")
                 if key in cfg.ckpt
-            },
+            }
+            if cfg.ckpt
+            else None,
         )
 
     @classmethod
     def _at(cls, location: str) -> CheckpointStore:
         root = open_root(location, options_for_url())
-        store = cls(root=root, prefix=_PREFIX, settings={})
+        store = cls(root=root, prefix=_prefix_in(root), settings=None)
         names = [] if store.paths() else runs_below(root)
         if names:
             shown = location.rstrip("/")
@@ -91,12 +97,13 @@ class CheckpointStore:
 
     def rule(self, keep_latest_k: int) -> RetentionRule:
         """The run's rule with another number of newest ones to keep."""
+        settings = self.settings or {}
         return RetentionRule(
             keep_latest_k=keep_latest_k,
-            keep_best=self.settings.get("keep_best", 1),
-            monitor=self.settings.get("monitor"),
-            monitor_mode=MonitorMode(self.settings.get("monitor_mode", "min")),
-            keep_every_n_steps=self.settings.get("keep_every_n_steps"),
+            keep_best=settings.get("keep_best", 1),
+            monitor=settings.get("monitor"),
+            monitor_mode=MonitorMode(settings.get("monitor_mode", "min")),
+            keep_every_n_steps=settings.get("keep_every_n_steps"),
         )
 
     def paths(self) -> list[StoragePath]:
@@ -135,12 +142,28 @@ class CheckpointStore:
             print(f"step {step_of(path.name, self.prefix)} is not used: {reason}", file=sys.stderr)
         return info.path
 
-    def prune(self, keep: int) -> PruneReport:
+    def prune(self, keep: int, *, newest_only: bool = False) -> PruneReport:
         """Delete old checkpoints, as the run would with `keep_latest_k=keep`.
 
+        Args:
+            newest_only: consent to what is done where nothing says what to keep besides, nor
+                whether the run goes on.
+
         Raises:
-            CheckpointError: not every one of them was deleted.
+            CheckpointError: not every one of them was deleted, or that consent is missing, or
+                given for a run that does say it. Nothing is deleted then.
         """
+        if newest_only and self.settings is not None:
+            raise CheckpointError(
+                "--newest-only is for checkpoints without their run; the configuration of this one "
+                "says what to keep besides, and that is kept"
+            )
+        if self.settings is None and not newest_only and self.paths():
+            raise CheckpointError(
+                f"nothing at {self.root} says what its run keeps besides the newest (the best, "
+                "those of every n-th step) or whether it goes on: give the run directory. If that "
+                "is gone and nothing saves there, --newest-only keeps the newest alone"
+            )
         rule = self.rule(keep)
         if is_object_store(self.root):
             newest = max(0, num_attempts(self.root) - 1)
@@ -155,6 +178,33 @@ class CheckpointStore:
                 shutil.rmtree(into, ignore_errors=True)
         except OSError as error:
             raise CheckpointError(f"not every old checkpoint was deleted: {error}") from error
+
+
+def run_of(source: RunDirectory | str) -> RunDirectory | str:
+    """The run whose own directory of checkpoints `source` is; `source` where it is none."""
+    if isinstance(source, str) and source.startswith("file://"):
+        path = Path(source.removeprefix("file://"))
+        for folder in (path, path.resolve()):
+            run_dir = RunDirectory(folder.parent)
+            is_run = run_dir.plan_path.is_file() or run_dir.status_path.is_file()
+            if is_run and folder == run_dir.checkpoints_path:
+                is_own = _configuration(run_dir).ckpt.get("storage") is None
+                return run_dir if is_own else source
+    return source
+
+
+def _prefix_in(root: StoragePath) -> str:
+    """First part of the names of the checkpoints in `root`, where no configuration says it."""
+    prefixes = prefixes_in(root)
+    prefix = _PREFIX if _PREFIX in prefixes or not prefixes else prefixes[0]
+    others = [other for other in prefixes if other != prefix]
+    if others:
+        print(
+            f"{root} also has checkpoints named {', '.join(others)}, which are not looked at; only "
+            f"{prefix} is",
+            file=sys.stderr,
+        )
+    return prefix
 
 
 def _configuration(run_dir: RunDirectory) -> DictConfig:

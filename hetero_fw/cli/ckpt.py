@@ -39,6 +39,12 @@ def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
     prune.add_argument(
         "--keep", type=_at_least_two, required=True, metavar="K", help="newest to keep, 2 or more"
     )
+    prune.add_argument(
+        "--newest-only",
+        action="store_true",
+        help="keep nothing besides, for checkpoints whose run directory is gone; nothing may save "
+        "there meanwhile",
+    )
 
     diff = _action(actions, "diff", _diff, "compare two checkpoints tensor by tensor")
     diff.add_argument("a", type=int, metavar="A", help="step of the one")
@@ -114,14 +120,15 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Exit status 1 if one of them, or one of its copies, is damaged or not whole here."""
+    """Exit status 1 if one of them, or a copy, is damaged or not whole here, or there is none."""
     from hetero_fw.cli.checkpoints import CheckpointStore
     from hetero_fw.cli.listing import describe_checkpoints, format_checkpoints
 
     store = CheckpointStore.of(options.run_dir)
     rows = describe_checkpoints(store, reads_bytes=True, step=options.step)
     print(json.dumps(rows, indent=2) if options.json else format_checkpoints(rows))
-    return 0 if all(row["is_verified"] and not row["problem"] for row in rows) else 1
+    is_sound = all(row["is_verified"] and not row["problem"] for row in rows)
+    return 0 if rows and is_sound else 1
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -161,12 +168,13 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from hetero_fw.cli.checkpoints import CheckpointStore
+    from hetero_fw.cli.checkpoints import CheckpointStore, run_of
 
-    source = options.run_dir
+    source = run_of(options.run_dir)
     # A run that goes on prunes by itself; nobody else moves its checkpoints meanwhile.
     with source.lock() if isinstance(source, RunDirectory) else nullcontext():
-        report = CheckpointStore.of(source).prune(options.keep)
+        store = CheckpointStore.of(source)
+        report = store.prune(options.keep, newest_only=options.newest_only)
     deleted = [path.name for path in report.deleted]
     if options.json:
         print(json.dumps({"deleted": deleted, "reason": report.reason}, indent=2))

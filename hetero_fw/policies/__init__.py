@@ -48,11 +48,13 @@ from hetero_fw.policies.quarantine import (
 from hetero_fw.policies.replicas import ReplicaNode, ReplicaPlan, plan_replicas
 from hetero_fw.policies.restart import PERMANENT, FailureKind, RestartDecision, decide_restart
 from hetero_fw.policies.retention import (
+    MIN_KEPT,
     CommittedCheckpoint,
     MonitorMode,
     RetentionDecision,
     RetentionRule,
     decide_retention,
+    decide_room,
 )
 from hetero_fw.policies.retry import (
     PERMANENT_STORAGE_ERRORS,
@@ -66,6 +68,7 @@ from hetero_fw.policies.saving import SaveDecision, SaveObservation, Tier, decid
 
 __all__ = [
     "COUNTERS",
+    "MIN_KEPT",
     "PERMANENT",
     "PERMANENT_STORAGE_ERRORS",
     "AttemptRecord",
@@ -112,6 +115,7 @@ __all__ = [
     "decide_restart",
     "decide_retention",
     "decide_retry",
+    "decide_room",
     "decide_save",
     "find_departure",
     "is_quarantined",

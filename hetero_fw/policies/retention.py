@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hetero_fw.errors import ConfigError
@@ -31,7 +31,8 @@ class RetentionRule:
         keep_latest_k: the newest ones; at least 2.
         keep_best: as many of those with the best metric; among equal ones the newest.
         monitor: the metric's name; None: there is no best.
-        keep_every_n_steps: those at multiples of it, for good; None: no such.
+        keep_every_n_steps: for each multiple of it the first at or after it, before the next
+            multiple, for good; None: no such.
 
     Raises:
         ConfigError: a number is too small.
@@ -80,10 +81,15 @@ class CommittedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionDecision:
-    """Steps to delete, oldest first, and why these."""
+    """Steps to delete, oldest first, and why these.
+
+    Attributes:
+        rule: what there is room to keep from now on, where that is less than was asked for.
+    """
 
     delete_steps: tuple[int, ...]
     reason: str
+    rule: RetentionRule | None = None
 
 
 def decide_retention(
@@ -94,12 +100,12 @@ def decide_retention(
     Never deleted, whatever the rule says: the two newest that are verified and finite, the newest
     finite one, and anything that no verified and finite one is newer than.
     """
-    newest_first = sorted(committed, key=lambda item: (item.attempt, item.step), reverse=True)
+    newest_first = _newest_first(committed)
     sound = [item.step for item in newest_first if item.is_verified and item.is_finite]
     if not sound:
         return RetentionDecision(delete_steps=(), reason=_NOTHING_SOUND)
     best = _best(newest_first, rule)
-    periodic = [item.step for item in newest_first if _is_periodic(item.step, rule)]
+    periodic = _periodic(newest_first, rule)
     protected = {
         *(item.step for item in newest_first[: rule.keep_latest_k]),
         *sound[:MIN_KEPT],
@@ -116,6 +122,53 @@ def decide_retention(
     )
 
 
+def decide_room(
+    committed: Collection[CommittedCheckpoint],
+    rule: RetentionRule,
+    *,
+    spares_kept_besides: bool = False,
+) -> RetentionDecision:
+    """Give one checkpoint up when there was no room for another, so that the next one has it.
+
+    The oldest that a smaller `keep_latest_k` would not keep. Only where there is none such, one of
+    those that are kept besides: the oldest of `keep_every_n_steps`, then the worst of the best.
+    What `decide_retention` never deletes stays here as well.
+
+    Args:
+        spares_kept_besides: none of those, because deleting another one has just been of no use.
+    """
+    newest = [item.step for item in _newest_first(committed)]
+    best = _best(_newest_first(committed), rule)
+    found = decide_retention(committed, replace(rule, keep_latest_k=MIN_KEPT)).delete_steps
+    if not found and not spares_kept_besides:
+        found = _kept_besides(committed, best)
+    if not found:
+        return RetentionDecision(delete_steps=(), reason=f"no room, and none of {newest} can go")
+    step = found[0]
+    place = max(MIN_KEPT, newest.index(step))
+    return RetentionDecision(
+        delete_steps=(step,),
+        reason=f"no room: step {step} goes for the next one",
+        rule=replace(
+            rule,
+            keep_latest_k=min(rule.keep_latest_k, place),
+            keep_best=best.index(step) if step in best else rule.keep_best,
+        ),
+    )
+
+
+def _kept_besides(committed: Collection[CommittedCheckpoint], best: list[int]) -> tuple[int, ...]:
+    """What is kept although the newest ones are enough, those to delete first at the front."""
+    bare = RetentionRule(keep_latest_k=MIN_KEPT, keep_best=0)
+    steps = decide_retention(committed, bare).delete_steps
+    worst_first = [step for step in reversed(best) if step in steps]
+    return (*(step for step in steps if step not in best), *worst_first)
+
+
+def _newest_first(committed: Collection[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
+    return sorted(committed, key=lambda item: (item.attempt, item.step), reverse=True)
+
+
 def _best(newest_first: Collection[CommittedCheckpoint], rule: RetentionRule) -> list[int]:
     if rule.monitor is None:
         return []
@@ -128,8 +181,21 @@ def _best(newest_first: Collection[CommittedCheckpoint], rule: RetentionRule) ->
     return [-negative_step for _, negative_step in ranked[: rule.keep_best]]
 
 
-def _is_periodic(step: int, rule: RetentionRule) -> bool:
-    return rule.keep_every_n_steps is not None and step % rule.keep_every_n_steps == 0
+def _periodic(newest_first: Collection[CommittedCheckpoint], rule: RetentionRule) -> list[int]:
+    """Of each span from one multiple to the next the one that was saved first.
+
+    Saved first and not of the least step: that one stays the same whatever is saved later, also
+    where a later attempt has gone back. One that training cannot go on from counts only where its
+    span has no other.
+    """
+    if rule.keep_every_n_steps is None:
+        return []
+    first: dict[int, CommittedCheckpoint] = {}
+    for item in newest_first:
+        span = item.step // rule.keep_every_n_steps
+        if span > 0 and (item.is_finite or span not in first or not first[span].is_finite):
+            first[span] = item
+    return [item.step for item in first.values()]
 
 
 def _reason(rule: RetentionRule, sound: list[int], best: list[int], kept: list[int]) -> str:

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 
@@ -264,8 +265,9 @@ class _Attempt:
         run_dir = self._supervisor.run_dir
         step = last_step(run_dir.metrics_path)
         if step != self._step:
-            self._step = step
-            write_status(run_dir.status_path, Status.RUNNING, step, self._spec.attempt)
+            with suppress(OSError):  # a disk that is full for a moment; it is tried again
+                write_status(run_dir.status_path, Status.RUNNING, step, self._spec.attempt)
+                self._step = step
 
     def _have_all_ended(self) -> bool:
         if len(self._ranks) < len(self._node_of):

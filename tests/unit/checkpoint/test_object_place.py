@@ -26,7 +26,7 @@ from hetero_fw.checkpoint import (
 )
 from hetero_fw.checkpoint.object_versions import fence_key, record_key
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import RetentionRule
+from hetero_fw.policies import RetentionRule, decide_room
 from tests.unit.checkpoint.examples import PREFIX, weights
 from tests.unit.checkpoint.object_saves import OneSave, manifest_of, save_at, shard_of, value_of
 
@@ -360,3 +360,13 @@ def test_manifest_of_a_remote_checkpoint_names_the_file(url: str) -> None:
     assert read_manifest(place.location(save)).step == 10
     with pytest.raises(CheckpointError, match=r"absent/manifest\.json: not found"):
         read_manifest(place.root / "absent")
+
+
+def test_room_is_made_in_an_object_store_too(url: str) -> None:
+    place = begin(url)
+    for step in (10, 20, 30):
+        save_at(place, step)
+    report = place.prune(PREFIX, RetentionRule(keep_latest_k=3), decide=decide_room)
+    assert report.rule == KEEP_TWO
+    assert steps(place) == [30, 20]
+    assert place.prune(PREFIX, KEEP_TWO, decide=decide_room).deleted == ()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hetero_fw.checkpoint.space import SpaceDemand, Volume, shortfalls, survey
+from hetero_fw.checkpoint import Metric, list_checkpoints
+from hetero_fw.checkpoint.space import SpaceDemand, Volume, shortfalls, survey, tight_places
+from hetero_fw.policies import RetentionRule
 from tests.small_disk import small_disk
-from tests.unit.checkpoint.examples import PREFIX, fill, make_saver, save, weights
+from tests.unit.checkpoint.examples import PREFIX, WAIT_S, Events, fill, make_saver, save, weights
 
 GIB = 2**30
 MIB = 2**20
@@ -43,29 +47,58 @@ def problems(*demands: SpaceDemand, staging: float = 1.0, memory: float = 100.0)
     )
 
 
-def test_two_checkpoints_must_fit() -> None:
-    assert problems(demand(free=2.0)) == []
+def test_two_checkpoints_and_the_next_must_fit() -> None:
+    assert problems(demand(free=3.0)) == []
+    assert problems(demand(free=2.9)) != []
     (problem,) = problems(demand(checkpoint=1.2, free=0.9))
     assert problem.startswith(
-        "ckpt: two checkpoints need 2.40 GiB on /x; 921.60 MiB are free there. Free some, choose "
-        "another place (paths.root), "
+        "ckpt: three checkpoints, two that are kept and one that is being written, need 3.60 GiB "
+        "on /x; 921.60 MiB are free there. Free some, choose another place (paths.root), "
     )
     assert "ckpt=none" in problem
 
 
+def test_room_for_less_than_is_to_be_kept_is_told_with_what_fits() -> None:
+    wanted = replace(demand(free=6.5), keep_latest_k=4, num_besides=1)
+    assert tight_places([wanted]) == []
+    (warning,) = tight_places([replace(wanted, keep_latest_k=6)])
+    assert problems(replace(wanted, keep_latest_k=6)) == []
+    assert warning.startswith(
+        "ckpt.keep_latest_k=6, with 1 best ones besides, takes 8.00 GiB on /x while one more is "
+        "written; 6.50 GiB are free there, and 4 is the most that fits. "
+    )
+    (warning,) = tight_places([replace(wanted, num_besides=4)])
+    assert "and not even 2 fit. " in warning
+    # What another place on the same disk needs is not there for this one.
+    other = demand(free=6.5, path="/y")
+    (warning,) = tight_places([replace(wanted, num_besides=0), other])
+    assert "ckpt.keep_latest_k=4 takes 5.00 GiB on /x" in warning
+    assert "3.50 GiB are free there, and 2 is the most that fits." in warning
+
+
+def test_what_gives_way_leaves_room() -> None:
+    held = demand(held=3.0, free=0.5)
+    assert problems(held) != []
+    assert problems(replace(held, gives_way=True)) == []
+    assert problems(replace(demand(held=2.5, free=0.9), gives_way=True)) != []
+    (warning,) = tight_places([replace(held, gives_way=True, keep_latest_k=3)])
+    assert "2 is the most that fits" in warning
+
+
 def test_checkpoints_that_are_there_already_count() -> None:
-    assert problems(demand(held=1.0, free=1.0)) == []
-    assert problems(demand(held=0.5, free=1.4)) != []
+    assert problems(demand(held=2.0, free=1.0)) == []
+    assert problems(demand(held=1.5, free=1.4)) != []
     # However many are there, none goes before the next one is complete.
     (problem,) = problems(demand(held=3.0, free=0.9))
     assert "where checkpoints of 3.00 GiB are already, and the next one 1.00 GiB more" in problem
 
 
 def test_places_on_one_device_share_its_space() -> None:
-    both = (demand(free=3.0), demand(free=3.0, path="/y"))
+    both = (demand(free=5.0), demand(free=5.0, path="/y"))
     (problem,) = problems(*both)
-    assert "2.00 GiB on /x and two checkpoints need 2.00 GiB on /y; 3.00 GiB are free" in problem
-    assert problems(both[0], demand(free=3.0, path="/y", device=2)) == []
+    assert "need 3.00 GiB on /x and three checkpoints, " in problem
+    assert "need 3.00 GiB on /y; 5.00 GiB are free" in problem
+    assert problems(both[0], demand(free=5.0, path="/y", device=2)) == []
 
 
 def test_host_memory_holds_the_copy_and_what_lies_in_memory() -> None:
@@ -73,9 +106,9 @@ def test_host_memory_holds_the_copy_and_what_lies_in_memory() -> None:
     (problem,) = problems(demand(), staging=1.0, memory=0.5)
     assert "needs 1.00 GiB of host memory; 512.00 MiB are available" in problem
     in_memory = demand(is_memory=True, path="/dev/shm/x")
-    assert problems(in_memory, memory=3.0) == []
-    (problem,) = problems(in_memory, memory=2.9)
-    assert "needs 1.00 GiB and checkpoints in /dev/shm/x 2.00 GiB of host memory" in problem
+    assert problems(in_memory, memory=4.0) == []
+    (problem,) = problems(in_memory, memory=3.9)
+    assert "needs 1.00 GiB and checkpoints in /dev/shm/x 3.00 GiB of host memory" in problem
     assert "choose a disk for them (paths.root)" in problem
     assert len(problems(demand(is_memory=True, free=1.0), memory=0.5)) == 2
 
@@ -102,20 +135,73 @@ def test_a_real_disk_is_no_memory(tmp_path: Path) -> None:
     assert not volume.is_memory or tmp_path.resolve().is_relative_to("/dev/shm")
 
 
-def test_what_is_refused_would_not_have_fitted(tmp_path: Path) -> None:
-    """The estimate and a save on a full disk agree."""
+@pytest.mark.parametrize(("disk_mib", "fits"), [(15, False), (17, True)])
+def test_what_is_refused_would_not_have_fitted(tmp_path: Path, disk_mib: int, fits: bool) -> None:
+    """The estimate and saves on a disk that two checkpoints and a third one fill agree."""
     tensors = weights(1, size=300_000)  # 5.4 MB
     size = sum(tensor.nbytes for tensor in tensors.values())
-    with small_disk(tmp_path / "disk", 12 * MIB) as disk:
-        saver = make_saver(disk / "checkpoints")
-        for step, fits in ((1, True), (2, True), (3, False)):
-            place = SpaceDemand(
-                key="paths.root",
-                checkpoint_bytes=size,
-                volume=survey(disk / "checkpoints", PREFIX),
-            )
-            found = shortfalls([place], staging_bytes=0, available_memory_bytes=GIB)
-            assert (found == []) is fits
-            outcome = save(saver, step, tensors)
-            assert outcome.ok is fits
-        assert "No space left" in outcome.reason
+    with small_disk(tmp_path / "disk", disk_mib * MIB) as disk:
+        root = disk / "checkpoints"
+        place = SpaceDemand(key="paths.root", checkpoint_bytes=size, volume=survey(root, PREFIX))
+        found = shortfalls([place], staging_bytes=0, available_memory_bytes=GIB)
+        assert (found == []) is fits
+        saver = make_saver(root, retention=RetentionRule(keep_latest_k=2))
+        outcomes = [save(saver, step, tensors) for step in range(1, 7)]
+    assert [outcome.ok for outcome in outcomes] == [True, True, *[fits] * 4]
+    assert fits or "No space left" in outcomes[-1].reason
+
+
+def saved_on(
+    disk: Path, rule: RetentionRule, values: list[float | None]
+) -> tuple[list[int], list[int], list[str]]:
+    """Steps from 1 on that were saved, those that are left, and why the others were not."""
+    events: Events = []
+    saver = make_saver(disk / "checkpoints", events, retention=rule)
+    saved = []
+    for step, value in enumerate(values, start=1):
+        metric = None if value is None else Metric(name="loss", value=value)
+        handle = saver.save(step, weights(step, size=300_000), {}, reason="test", metric=metric)
+        assert handle.wait(WAIT_S)
+        assert handle.outcome is not None
+        saved += [step] * handle.outcome.ok
+    left = [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)]
+    failures = [fields["message"] for event, _, fields in events if event == "checkpoint_failed"]
+    return saved, left, failures
+
+
+def test_a_save_without_room_makes_some_for_those_after_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 17 * MIB) as disk:
+        rule = RetentionRule(keep_latest_k=4)
+        saved, left, failures = saved_on(disk, rule, [None] * 9)
+        assert (saved, left) == ([1, 2, 3, 5, 6, 7, 8, 9], [9, 8])
+        (failure,) = failures
+    assert (
+        "; hetero_ckpt-step-00000001 was deleted to make room for the next save and "
+        "ckpt.keep_latest_k=2 holds from now on; step 3 is safe" in failure
+    )
+
+
+def test_what_is_kept_besides_goes_only_where_nothing_else_can(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 23 * MIB) as disk:
+        rule = RetentionRule(keep_latest_k=3, monitor="loss", keep_every_n_steps=100)
+        saved, left, _ = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(9)]])
+        assert saved == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+        assert left == [10, 9, 1]
+    with small_disk(tmp_path / "smaller", 17 * MIB) as disk:
+        saved, left, failures = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(8)]])
+        assert (saved, left) == ([1, 2, 3, 5, 6, 7, 8, 9], [9, 8])
+        assert "ckpt.keep_latest_k=2, ckpt.keep_best=0 holds from now on" in failures[0]
+
+
+def test_a_disk_that_others_fill_takes_no_more_than_it_must(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 40 * MIB) as disk:
+        rule = RetentionRule(keep_latest_k=2, keep_every_n_steps=1)
+        saver = make_saver(disk / "checkpoints", retention=rule)
+        for step in (1, 2, 3, 4, 5):
+            assert save(saver, step, weights(step, size=300_000)).ok
+        for step in (6, 7, 8):
+            room = shutil.disk_usage(disk).free
+            (disk / f"of-others-{step}").write_bytes(bytes(room - MIB // 4))
+            assert not save(saver, step, weights(step, size=300_000)).ok
+        left = [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)]
+        assert left == [5, 4, 3, 2]

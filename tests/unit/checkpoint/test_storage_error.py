@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetero_fw.checkpoint.storage_error import StorageFailure, classify
+from hetero_fw.checkpoint.storage_error import StorageFailure, classify, lacks_room
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import StorageErrorKind as Kind
 from tests.small_disk import read_only_view, small_disk
@@ -249,3 +249,20 @@ def test_the_text_keeps_the_words_of_the_storage() -> None:
     )
     assert classify(ValueError()).text == "writing failed: ValueError()"
     assert "are needed" not in classify(STALE, needed_bytes=1, free_bytes=1).text
+
+
+@pytest.mark.parametrize(
+    ("error", "helps"),
+    [
+        (FULL, True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), False),
+        (ClientError("EntityTooLarge", 400), False),
+        (OSError(errno.EROFS, "Read-only file system"), False),
+    ],
+    ids=repr,
+)
+def test_deleting_something_helps_where_all_together_is_too_much(
+    error: Exception, helps: bool
+) -> None:
+    assert lacks_room(f"rank 1: {classify(error, needed_bytes=5, free_bytes=3).text}") is helps

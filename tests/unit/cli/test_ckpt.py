@@ -194,7 +194,9 @@ def test_a_run_without_checkpoints(capsys: pytest.CaptureFixture[str], tmp_path:
     run_dir = create_run_directory(tmp_path, "other")
     write_json_atomically(run_dir.plan_path, {})
     assert run_json(capsys, "ls", str(run_dir.path)) == []
-    assert run_json(capsys, "verify", str(run_dir.path)) == []
+    assert run_json(capsys, "verify", str(run_dir.path), status=1) == []
+    assert main(["ckpt", "verify", str(run_dir.path)]) == 1
+    assert capsys.readouterr().out == "no checkpoints\n"
     assert run_json(capsys, "prune", str(run_dir.path), "--keep", "2")["deleted"] == []
     assert main(["ckpt", "ls", str(run_dir.path)]) == 0
     assert capsys.readouterr().out == "no checkpoints\n"
@@ -309,3 +311,75 @@ def test_a_prune_says_why_nothing_goes(
     out = capsys.readouterr().out
     assert "no checkpoint was found to be as it was written, so none is deleted" in out
     assert len(list(run.checkpoints_path.glob(f"{PREFIX}-step-*"))) == 4
+
+
+def test_a_prune_says_how_many_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    (checkpoint_path(run.checkpoints_path, PREFIX, 30) / "manifest.json").write_text("{}")
+    result = run_json(capsys, "prune", str(run.path), "--keep", "3")
+    assert result["reason"] == (
+        "keep_latest_k=3: nothing to delete, there are 3; 1 more without a readable manifest stay"
+    )
+    (checkpoint_path(run.checkpoints_path, PREFIX, 10) / "manifest.json").write_text("{}")
+    result = run_json(capsys, "prune", str(run.path), "--keep", "2")
+    assert result["reason"].endswith("there are 2; 2 more without a readable manifest stay")
+    assert len(published(run.checkpoints_path)) == 4
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "{}/../checkpoints/"])
+def test_prune_of_the_path_in_a_run_is_one_of_the_run(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, form: str
+) -> None:
+    place = form.format(run.checkpoints_path)
+    with run.lock():
+        complaint(capsys, "prune", place, "--keep", "2")
+    assert len(published(run.checkpoints_path)) == 4
+    result = run_json(capsys, "prune", place, "--keep", "2")
+    assert result["deleted"] == ["hetero_ckpt-step-00000020"]
+    assert "steps [10] best by val_loss" in result["reason"]
+
+
+def test_prune_without_the_run_needs_consent(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "mine"
+    shutil.copytree(run.checkpoints_path, place)
+    error = complaint(capsys, "prune", str(place), "--keep", "2")
+    assert "says what its run keeps besides the newest" in error
+    assert "give the run directory" in error
+    assert len(published(place)) == 4
+    result = run_json(capsys, "prune", str(place), "--keep", "2", "--newest-only")
+    assert [name[-2:] for name in result["deleted"]] == ["10", "20"]
+    error = complaint(capsys, "prune", str(run.path), "--keep", "2", "--newest-only")
+    assert "configuration of this one says what to keep" in error
+    assert len(published(run.checkpoints_path)) == 4
+
+
+def test_prune_of_a_run_that_has_lost_its_configuration_needs_consent(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    (run.hydra_path / "config.yaml").unlink()
+    complaint(capsys, "prune", str(run.path), "--keep", "2")
+    # Nor does a run whose checkpoints are meant to be elsewhere speak for what lies in it.
+    (run.hydra_path / "config.yaml").write_text("ckpt: {storage: /elsewhere}")
+    complaint(capsys, "prune", str(run.checkpoints_path), "--keep", "2")
+    assert len(published(run.checkpoints_path)) == 4
+
+
+def test_another_prefix_is_found_from_the_names(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
+) -> None:
+    place = tmp_path / "storage" / "mine"
+    shutil.copytree(run.checkpoints_path, place)
+    for path in place.glob("*-step-*"):
+        path.rename(place / path.name.replace(PREFIX, "mine"))
+    assert [row["step"] for row in run_json(capsys, "ls", str(place))] == [40, 30, 20, 10]
+    assert len(run_json(capsys, "verify", str(place))) == 4
+    out = tmp_path / "out.safetensors"
+    assert run_json(capsys, "export", str(place), str(out))["num_tensors"] == 3
+    (place / "mine-step-00000010").rename(place / "other-step-00000010")
+    assert main(["ckpt", "ls", str(place)]) == 0
+    told = capsys.readouterr()
+    assert told.out.count("not read") == 3
+    assert "also has checkpoints named other, which are not looked at; only mine is" in told.err

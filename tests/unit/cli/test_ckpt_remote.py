@@ -73,7 +73,13 @@ def test_export_and_diff(capsys: pytest.CaptureFixture[str], source: str, tmp_pa
 
 
 def test_prune(capsys: pytest.CaptureFixture[str], place: ObjectPlace, source: str) -> None:
-    result = run_json(capsys, "prune", source, "--keep", "2")
+    consent = []
+    if source == place.url:  # says nothing of the run
+        assert main(["ckpt", "prune", source, "--keep", "2"]) == 2
+        assert "give the run directory" in capsys.readouterr().err
+        assert len(run_json(capsys, "ls", source)) == 5
+        consent = ["--newest-only"]
+    result = run_json(capsys, "prune", source, "--keep", "2", *consent)
     steps = [name.partition(".")[0][-2:] for name in result["deleted"]]
     assert steps == ["10", "20"]
     assert [row["step"] for row in run_json(capsys, "ls", source)] == [40, 30]
@@ -114,3 +120,14 @@ def test_a_url_without_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"memory://{uuid.uuid4().hex}/nothing"
     assert run_json(capsys, "ls", url) == []
     assert run_json(capsys, "prune", url, "--keep", "2")["deleted"] == []
+
+
+def test_another_prefix_is_found_from_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    place = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/mine", attempt=2)
+    place.claim()
+    path = place.location(save_at(place, 10))
+    other = place.root / "mine-step-00000010"
+    for name in ("manifest.json", "shard-00000.bin"):
+        (other / name).write_bytes((path / name).read_bytes())
+        (path / name).unlink()
+    assert [row["step"] for row in run_json(capsys, "verify", place.url)] == [10]

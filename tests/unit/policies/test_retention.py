@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_fw.errors import ConfigError
-from hetero_fw.policies import CommittedCheckpoint, MonitorMode, RetentionRule, decide_retention
+from hetero_fw.policies import (
+    CommittedCheckpoint,
+    MonitorMode,
+    RetentionRule,
+    decide_retention,
+    decide_room,
+)
 
 
 def committed(
@@ -74,6 +81,72 @@ def test_keeps_those_of_every_nth_step() -> None:
     assert "keep_every_n_steps=10" in decide_retention(checkpoints, rule).reason
 
 
+def test_keeps_the_first_at_or_after_each_multiple() -> None:
+    checkpoints = committed([3, 7, 13, 17, 24, 28, 41, 55, 56], verified=[55, 56])
+    rule = RetentionRule(keep_latest_k=2, keep_every_n_steps=10)
+    assert decide_retention(checkpoints, rule).delete_steps == (3, 7, 17, 28)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 12),
+)
+def test_what_was_kept_for_good_stays(gaps: list[tuple[int, bool]], every: int) -> None:
+    """Whatever is saved later, also where a later attempt goes back some steps.
+
+    Until one of its own step replaces it.
+    """
+    rule = RetentionRule(keep_latest_k=2, keep_every_n_steps=every)
+    there: dict[int, CommittedCheckpoint] = {}
+    kept: dict[int, CommittedCheckpoint] = {}
+    replaced: set[int] = set()
+    step = attempt = 0
+    for gap, goes_back in gaps:
+        attempt += goes_back
+        step = max(0, step - 4) + gap if goes_back else step + gap
+        replaced |= {step // every} if step in there else set()
+        there[step] = CommittedCheckpoint(step=step, attempt=attempt, is_verified=True)
+        kept.setdefault(step // every, there[step])
+        for gone in decide_retention(there.values(), rule).delete_steps:
+            del there[gone]
+        for span, item in kept.items():
+            assert span == 0 or span in replaced or there.get(item.step) is item
+
+
+def test_without_room_the_oldest_of_the_newest_goes_and_fewer_are_kept() -> None:
+    checkpoints = committed([10, 20, 30, 40], verified=[30, 40])
+    decision = decide_room(checkpoints, RetentionRule(keep_latest_k=5))
+    assert decision.delete_steps == (10,)
+    assert decision.rule == RetentionRule(keep_latest_k=3)
+    decision = decide_room(checkpoints[1:], RetentionRule(keep_latest_k=3))
+    assert decision.delete_steps == (20,)
+    assert decision.rule == RetentionRule(keep_latest_k=2)
+    decision = decide_room(checkpoints[2:], RetentionRule(keep_latest_k=3))
+    assert decision.delete_steps == ()
+    assert decision.rule is None
+
+
+def test_without_room_what_is_kept_besides_goes_last() -> None:
+    metrics = {10: 0.2, 12: 0.1, 20: 3.0, 30: 2.0, 40: 2.0, 50: 2.0}
+    rule = RetentionRule(keep_latest_k=3, keep_best=2, monitor="loss", keep_every_n_steps=10)
+    steps = list(metrics)
+    order = []
+    while True:
+        left = committed(steps, verified=[40, 50], metrics=metrics)
+        assert decide_room(left, rule, spares_kept_besides=True).delete_steps == ()
+        decision = decide_room(left, rule)
+        if decision.rule is None:
+            break
+        rule = decision.rule
+        order += decision.delete_steps
+        steps.remove(decision.delete_steps[0])
+    # Each span's first, then the worse of the best.
+    assert order == [20, 30, 10, 12]
+    assert steps == [40, 50]
+    assert (rule.keep_latest_k, rule.keep_best) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -121,7 +194,10 @@ def test_what_must_stay_stays(checkpoints: list[CommittedCheckpoint], rule: Rete
     assert not deleted & set(finite[-1:])
     assert all(any(newer > step for newer in set(sound) - deleted) for step in deleted)
     if rule.keep_every_n_steps is not None:
-        assert not [step for step in deleted if step % rule.keep_every_n_steps == 0]
+        spans: dict[int, list[int]] = {}
+        for step in finite:
+            spans.setdefault(step // rule.keep_every_n_steps, []).append(step)
+        assert not deleted & {min(steps) for span, steps in spans.items() if span > 0}
 
 
 @settings(max_examples=200, deadline=None)
@@ -162,3 +238,18 @@ def test_what_was_left_behind_does_not_crowd_out_what_a_later_attempt_saves() ->
     assert decide_retention([*left, *saved], rule).delete_steps == (50, 70, 80)
     saved[1:] = [CommittedCheckpoint(step=65, attempt=1, is_verified=True)]
     assert decide_retention([*left, *saved], rule).delete_steps == (50, 70, 80, 90)
+
+
+@settings(max_examples=200, deadline=None)
+@given(checkpoint_sets, rules, st.booleans())
+def test_making_room_takes_one_and_never_the_last_two_that_are_sound(
+    checkpoints: list[CommittedCheckpoint], rule: RetentionRule, spares: bool
+) -> None:
+    decision = decide_room(checkpoints, rule, spares_kept_besides=spares)
+    sound = sorted(item.step for item in checkpoints if item.is_verified and item.is_finite)
+    assert len(decision.delete_steps) <= 1
+    assert not set(decision.delete_steps) & set(sound[-2:])
+    assert not decision.delete_steps or any(step > decision.delete_steps[0] for step in sound)
+    would_go = set(decide_retention(checkpoints, replace(rule, keep_latest_k=2)).delete_steps)
+    assert not spares or set(decision.delete_steps) <= would_go
+    assert not would_go or set(decision.delete_steps) <= would_go
