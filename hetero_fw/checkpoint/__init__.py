@@ -82,6 +82,7 @@ from hetero_fw.checkpoint.storage import (
 from hetero_fw.checkpoint.storage_error import StorageFailure, classify
 from hetero_fw.checkpoint.training_state import restore_found_state, restore_training_state
 from hetero_fw.checkpoint.weights_file import (
+    check_weights_file,
     export_weights,
     import_weights,
     load_weights,
@@ -133,6 +134,7 @@ __all__ = [
     "WriterProcess",
     "buffer_names",
     "canonical_fqn",
+    "check_weights_file",
     "checkpoint_path",
     "claim_attempt",
     "classify",

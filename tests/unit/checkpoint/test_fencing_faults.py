@@ -65,9 +65,9 @@ def test_a_later_attempt_that_begins_meanwhile_is_seen(storage: FaultyStorage) -
 def test_patience_is_bounded_and_not_wasted(storage: FaultyStorage) -> None:
     began_s = time.monotonic()
     storage.inject(Fault(operations=("mkdir",), error=errno.EIO))
-    with pytest.raises(CheckpointError, match="cannot keep checkpoints in .*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"cannot keep checkpoints in .*Input/output error"):
         claim_attempt(storage.root, 1, 1.5)
     storage.inject(READ_ONLY)
-    with pytest.raises(CheckpointError, match="cannot keep checkpoints in .*Read-only"):
+    with pytest.raises(CheckpointError, match=r"cannot keep checkpoints in .*Read-only"):
         claim_attempt(storage.root, 1, PATIENCE_S)
     assert time.monotonic() - began_s < 5.0
