@@ -36,6 +36,7 @@ from hetero_fw.checkpoint.live_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
+    optimizer_class,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
@@ -157,6 +158,7 @@ __all__ = [
     "load_weights",
     "num_attempts",
     "open_root",
+    "optimizer_class",
     "prune",
     "published_paths",
     "read_info",
