@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -161,6 +163,12 @@ def _raise(loss: Tensor) -> Tensor:
     raise RuntimeError("broken on purpose")
 
 
+def _stop_and_raise(loss: Tensor) -> Tensor:
+    """As a batch system and a bug do that come at the same moment."""
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    raise RuntimeError("broken on purpose")
+
+
 def _misconfigured(loss: Tensor) -> Tensor:
     raise ConfigError("data.paths: refused on purpose.")
 
@@ -183,6 +191,7 @@ def _hang(loss: Tensor) -> Tensor:
 _FAULTS = {
     "hang": _hang,
     "raise": _raise,
+    "stop_and_raise": _stop_and_raise,
     "config": _misconfigured,
     "overflow": _overflow,
     "allocate": _allocate,
