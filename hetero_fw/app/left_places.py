@@ -43,9 +43,13 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         A warning, if what was left is newer than what the run goes on from; "" otherwise.
 
     Raises:
-        ConfigError: there are checkpoints where the run has kept them, and none where it looks.
+        ConfigError: there are checkpoints where the run has kept them, and none where it looks;
+            or any at all under `resume=never`.
     """
-    if previous is None or cfg.mode != "train" or cfg.resume == "never":
+    if previous is None or cfg.mode != "train":
+        return ""
+    if cfg.resume == "never":
+        _refuse_to_leave(cfg, previous)
         return ""
     if finished_step(cfg, previous) is not None:
         return ""
@@ -67,6 +71,21 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         f"on from step {left.step}, set {left.override}, or copy them; to begin again, choose "
         "another run_name."
     )
+
+
+def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
+    """`resume=never` begins no second run where one has been, wherever its checkpoints lie."""
+    names = published_names(previous.checkpoints_path, "*")
+    own = _LeftPlace(
+        where=str(previous.checkpoints_path), step=newest_step(names), override="ckpt.storage=null"
+    )
+    left = max(own, *_left_places(cfg, previous), key=lambda place: place.step)
+    if left.step > 0:
+        raise ConfigError(
+            f"resume=never, but run_name={previous.name} has checkpoints of an earlier run in "
+            f"{left.where}, the newest of step {left.step}. Choose another run_name, or "
+            f"resume=auto with {left.override} to go on from there."
+        )
 
 
 def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hetero_fw.app.json_state import to_plain
+from hetero_fw.checkpoint import optimizer_class
 
 _RATES = ("lr", "initial_lr")
 
@@ -43,10 +44,12 @@ class OptimizerSettings:
     """As the optimizer and its schedules are built, before anything is restored.
 
     Attributes:
+        classes: names of the optimizers' classes.
         groups: settings of each parameter group, without its parameters.
         schedules: types and states of the schedules.
     """
 
+    classes: tuple[str, ...]
     groups: tuple[Mapping[str, Any], ...]
     schedules: tuple[Mapping[str, Any], ...]
 
@@ -62,15 +65,34 @@ class OptimizerSettings:
             {"type": type(one).__qualname__, **copy.deepcopy(one.state_dict())}
             for one in schedulers
         )
-        return cls(groups=tuple(groups), schedules=tuple(schedules))
+        classes = tuple(map(optimizer_class, trainer.optimizers))
+        return cls(classes=classes, groups=tuple(groups), schedules=tuple(schedules))
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON values, to be kept with a checkpoint."""
-        return {"groups": to_plain(self.groups), "schedules": to_plain(self.schedules)}
+        return {
+            "classes": list(self.classes),
+            "groups": to_plain(self.groups),
+            "schedules": to_plain(self.schedules),
+        }
 
     def changes_since(self, saved: Mapping[str, Any]) -> Changes:
-        """What differs from `saved`, the `to_plain` of another attempt with as many groups."""
+        """What differs from `saved`, the `to_plain` of another attempt.
+
+        It has as many groups, unless its optimizer is of another class: of that one nothing is
+        restored.
+        """
         own = self.to_plain()
+        before = saved.get("classes", own["classes"])  # an older release did not say
+        if before != own["classes"]:
+            told = (
+                f"optimizer {' '.join(before)} -> {' '.join(self.classes)}, which begins with an "
+                "empty state; of the checkpoint the weights alone are restored"
+            )
+            return Changes(is_rescheduled=True, told=(told,))
+        return self._changed_settings(own, saved)
+
+    def _changed_settings(self, own: Mapping[str, Any], saved: Mapping[str, Any]) -> Changes:
         settings, told = [], dict[str, None]()
         pairs = zip(own["groups"], saved["groups"], strict=True)
         for number, (now, before) in enumerate(pairs):

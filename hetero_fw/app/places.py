@@ -87,15 +87,20 @@ def look_at(root: StoragePath, prefix: str, timeout_s: float = LOOK_TIMEOUT_S) -
         return StoredRun(checkpoints=tuple(reversed(names)), num_attempts=num_attempts(root))
 
     try:
-        return _within(timeout_s, look)
+        return within(timeout_s, look)
     except (OSError, CheckpointError) as error:
         raise ConfigError(
             f"ckpt.storage: cannot look for checkpoints: {error}. Nothing was started."
         ) from error
 
 
-def _within(timeout_s: float, work: Callable[[], T]) -> T:
-    """The result of `work`; a client or a file system may hang without end."""
+def within(timeout_s: float, work: Callable[[], T]) -> T:
+    """The result of `work`; a client or a file system may hang without end.
+
+    Raises:
+        TimeoutError: it did not end in `timeout_s`; it goes on in a thread that nobody waits for.
+        Exception: what `work` raises.
+    """
     results: list[T] = []
     errors: list[Exception] = []
 

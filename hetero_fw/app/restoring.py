@@ -110,7 +110,8 @@ def _claim(context: RankContext) -> None:
     """
     saves = context.cfg.ckpt.policy != IntervalPolicy.NONE
     if context.rank == 0 and (saves or _has_checkpoints(context)):
-        build_place(context.cfg, context.run_dir, context.attempt).claim()
+        place = build_place(context.cfg, context.run_dir, context.attempt)
+        place.claim(_patience_s(context))
 
 
 def _claim_node(context: RankContext) -> str:

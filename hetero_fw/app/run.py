@@ -30,6 +30,7 @@ from hetero_fw.app.storage_settings import (
     storage_location,
     storage_of,
 )
+from hetero_fw.app.usable import check_usable
 from hetero_fw.app.validate import validate
 from hetero_fw.data import check_paths
 from hetero_fw.errors import ConfigError
@@ -81,6 +82,7 @@ def _run(cfg: DictConfig) -> int:
         warning = check_left_places(cfg, previous, stored)
         _check_resume(cfg, previous, stored)
         print(warning, end="\n" * bool(warning), flush=True)
+    check_usable(cfg, previous, stored)
     check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)

@@ -38,6 +38,7 @@ from hetero_fw.checkpoint.live_state import (
     buffer_names,
     canonical_fqn,
     flatten_training_state,
+    optimizer_class,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
@@ -84,6 +85,7 @@ from hetero_fw.checkpoint.storage import (
 from hetero_fw.checkpoint.storage_error import StorageFailure, classify
 from hetero_fw.checkpoint.training_state import restore_found_state, restore_training_state
 from hetero_fw.checkpoint.weights_file import (
+    check_weights_file,
     export_weights,
     import_weights,
     load_weights,
@@ -136,6 +138,7 @@ __all__ = [
     "WriterProcess",
     "buffer_names",
     "canonical_fqn",
+    "check_weights_file",
     "checkpoint_path",
     "claim_attempt",
     "classify",
@@ -158,6 +161,7 @@ __all__ = [
     "load_weights",
     "num_attempts",
     "open_root",
+    "optimizer_class",
     "prefixes_in",
     "prune",
     "published_paths",

@@ -23,7 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero_fw.checkpoint.directories import REPLACED, sync_directory
+from hetero_fw.checkpoint.sources import patiently
 from hetero_fw.errors import CheckpointError
+from hetero_fw.policies import RetryRule
+
+# An attempt that cannot begin has made no progress, and the run has few of these: an error that
+# says nothing, such as EIO, may pass as well as one that says so.
+_RULE = RetryRule(max_unknown_tries=RetryRule.max_tries)
 
 _OWNED = re.compile(r"\.(staging|retired)-(\d+)")
 _DEAD = ".dead-"
@@ -47,7 +53,7 @@ class AttemptDirectories:
         return self.root / f".retired-{self.attempt}"
 
 
-def claim_attempt(root: Path, attempt: int) -> AttemptDirectories:
+def claim_attempt(root: Path, attempt: int, patience_s: float = 0.0) -> AttemptDirectories:
     """Begin `attempt`: make its directories and fence every older one.
 
     Also clears what older attempts left behind and puts back a checkpoint whose replacement was
@@ -56,17 +62,16 @@ def claim_attempt(root: Path, attempt: int) -> AttemptDirectories:
     Args:
         root: directory of the checkpoints; made if it is missing.
         attempt: larger than the number of any attempt before.
+        patience_s: how long to try again what the storage does not answer properly.
 
     Raises:
         CheckpointError: this or a later attempt has begun already, so this one is stale; or the
             storage refuses.
     """
     own = AttemptDirectories(root=Path(root), attempt=attempt)
+    claim = _Claim(own)
     try:
-        own.root.mkdir(parents=True, exist_ok=True)
-        _begin(own)
-        _fence_older(own)
-        _bury(own.root)
+        patiently(own.root, claim.make, patience_s, _RULE)
     except OSError as error:
         raise CheckpointError(f"cannot keep checkpoints in {root}: {error}") from error
     return own
@@ -135,14 +140,38 @@ def _newest_attempt(root: Path) -> int:
     return max((number for _, number in _owned(root)), default=-1)
 
 
+class _Claim:
+    """The beginning of an attempt; what one try has left half done, the next one completes."""
+
+    def __init__(self, own: AttemptDirectories) -> None:
+        self._own = own
+        self._may_be_made = False
+
+    def make(self) -> None:
+        self._own.root.mkdir(parents=True, exist_ok=True)
+        self._make_staging()
+        _begin(self._own)
+        _fence_older(self._own)
+        _bury(self._own.root)
+
+    def _make_staging(self) -> None:
+        """Only the first to make it may go on; a directory is made in one piece or not at all."""
+        try:
+            self._own.staging.mkdir()
+        except FileExistsError:
+            if not self._may_be_made:
+                raise CheckpointError(
+                    f"attempt {self._own.attempt} has begun before in {self._own.root}; every "
+                    "attempt needs a number of its own."
+                ) from None
+        except OSError:
+            # A network file system may have made it all the same, and lost the answer.
+            self._may_be_made = True
+            raise
+        self._may_be_made = True
+
+
 def _begin(own: AttemptDirectories) -> None:
-    try:
-        own.staging.mkdir()
-    except FileExistsError:
-        raise CheckpointError(
-            f"attempt {own.attempt} has begun before in {own.root}; every attempt needs a number "
-            "of its own."
-        ) from None
     own.retired.mkdir(exist_ok=True)
     # Only now look for others: of two attempts that begin at once, at least one sees the other,
     # and whichever sees which, the older one ends here or is fenced.

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
+OPTIMIZER_CLASS = "class"
 MODEL_PREFIX = "model."
 
 # Wrappers that rename parameters without changing them.
@@ -85,8 +86,12 @@ class LiveState:
                     tensors[f"optim.{fqn}.{key}"] = value
                 else:
                     values.setdefault(fqn, {})[key] = value
-        groups = group_settings(self._optimizer, self._names)
-        return tensors, {OPTIMIZER_STATE: {"param_groups": groups, "values": values}}
+        state = {
+            OPTIMIZER_CLASS: optimizer_class(self._optimizer),
+            "param_groups": group_settings(self._optimizer, self._names),
+            "values": values,
+        }
+        return tensors, {OPTIMIZER_STATE: state}
 
     def versions(self) -> tuple[int, ...]:
         """Changes with every write to parameters other than that of the optimizer's step.
@@ -162,6 +167,11 @@ def optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn
                     "not in the module; create the optimizer after sharding the module."
                 )
             yield names[parameter], parameter
+
+
+def optimizer_class(optimizer: Optimizer) -> str:
+    """What tells whose state it is; without the module, which another release may move."""
+    return type(optimizer).__qualname__
 
 
 def group_settings(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:

@@ -124,20 +124,20 @@ class ObjectPlace:
         """Directory of a save, whether or not it is published."""
         return self.root / self._version_name(save)
 
-    def claim(self) -> None:
+    def claim(self, patience_s: float = PATIENCE_S) -> None:
         """Begin the attempt: fence every older one, record what is accepted of theirs, clear up.
 
         Rank 0 alone calls this, once, before it looks for a checkpoint to restore. Each request is
-        made again for a while if the storage does not answer properly: an attempt that ends here
-        has made no progress, and the run has few of these.
+        made again, for `patience_s` in all, if the storage does not answer properly.
 
         Raises:
             CheckpointError: this or a later attempt has begun already, so this one is stale.
         """
         store = ObjectStore(self.root)
+        end_s = time.monotonic() + patience_s
 
         def patient(work: Callable[[], T]) -> T:
-            return patiently(store.root, work, PATIENCE_S)
+            return patiently(store.root, work, max(0.0, end_s - time.monotonic()))
 
         self._check_newest(patient(lambda: take_snapshot(store)).attempts)
         fence = {"attempt": self.attempt, "nonce": secrets.token_hex(16), "time_s": time.time()}

@@ -16,6 +16,7 @@ from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
 from hetero_fw.checkpoint.shard_layout import ShardLayout
+from hetero_fw.checkpoint.sources import PATIENCE_S
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule, decide_retention
@@ -30,8 +31,12 @@ class Place(Protocol):
     Every method may block as long as the storage does; whoever calls has a deadline of its own.
     """
 
-    def claim(self) -> None:
+    def claim(self, patience_s: float = PATIENCE_S) -> None:
         """Begin the attempt: fence every older one and clear up behind it. One rank, once, first.
+
+        Args:
+            patience_s: how long to try again while the storage does not answer properly; an
+                attempt that ends here has made no progress, and the run has few of these.
 
         Raises:
             CheckpointError: this or a later attempt has begun already, or the storage refuses.
@@ -98,8 +103,8 @@ class DirectoryPlace:
     directories: AttemptDirectories
     attempts: Path | None = None
 
-    def claim(self) -> None:
-        claim_attempt(self.directories.root, self.directories.attempt)
+    def claim(self, patience_s: float = PATIENCE_S) -> None:
+        claim_attempt(self.directories.root, self.directories.attempt, patience_s)
 
     def location(self, spec: SaveSpec) -> Path:
         return self.directories.root / spec.name

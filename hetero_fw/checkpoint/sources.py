@@ -11,7 +11,7 @@ from hetero_fw.checkpoint.retrying import retry_storage
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.checkpoint.storage_error import kind_of
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import StorageErrorKind
+from hetero_fw.policies import RetryRule, StorageErrorKind
 
 T = TypeVar("T")
 
@@ -140,7 +140,9 @@ def _sizes_in(source: Source, names: Collection[str], problems: dict[str, str]) 
     return sizes
 
 
-def patiently(path: StoragePath, work: Callable[[], T], patience_s: float) -> T:
+def patiently(
+    path: StoragePath, work: Callable[[], T], patience_s: float, rule: RetryRule | None = None
+) -> T:
     """The result of `work` at `path`, done again while the storage does not answer properly.
 
     Raises:
@@ -158,7 +160,7 @@ def patiently(path: StoragePath, work: Callable[[], T], patience_s: float) -> T:
             raise
 
     try:
-        return retry_storage(tried, time_left_s=patience_s)
+        return retry_storage(tried, time_left_s=patience_s, rule=rule)
     except CheckpointError as error:
         if may_be_intact(path, error):
             last = failures[-1]

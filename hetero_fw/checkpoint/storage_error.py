@@ -142,18 +142,25 @@ def classify(
         needed_bytes: what was to be written, if known; `free_bytes` what `where` can still hold.
     """
     kind = kind_of(error)
-    numbers = []
-    if kind is Kind.FULL and needed_bytes is not None:
-        numbers.append(f"{format_bytes(needed_bytes)} are needed")
-    if kind is Kind.FULL and free_bytes is not None:
-        numbers.append(f"{format_bytes(free_bytes)} are free" + (f" in {where}" if where else ""))
-    meaning = ", ".join([_MEANING[kind], *numbers])
+    meaning = _MEANING[kind]
+    if kind is Kind.FULL:
+        meaning = _fullness(needed_bytes, free_bytes, f" in {where}" if where else "")
     return StorageFailure(kind=kind, text=f"{meaning}: {_words_of(error)}")
 
 
 def lacks_room(text: str) -> bool:
     """Whether deleting something helps against a failure of this text, as `classify` writes it."""
     return _STORAGE_IS_FULL in text and not _TOO_LARGE.search(text)
+
+
+def _fullness(needed_bytes: int | None, free_bytes: int | None, where: str) -> str:
+    needed = f"{format_bytes(needed_bytes)} are needed" if needed_bytes is not None else ""
+    free = f"{format_bytes(free_bytes)} are free{where}" if free_bytes is not None else ""
+    if needed_bytes is not None and free_bytes is not None and free_bytes >= needed_bytes:
+        why = "a quota, a lack of inodes, or room that was made only since"
+        # "storage is full": as text alone, from another rank, it means the same.
+        return f"the storage is full by its own account, though {free} and {needed} ({why})"
+    return ", ".join(filter(None, [_MEANING[Kind.FULL], needed, free]))
 
 
 def kind_of(error: BaseException) -> StorageErrorKind:

@@ -16,10 +16,12 @@ from torch.optim import Optimizer
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.live_state import (
+    OPTIMIZER_CLASS,
     OPTIMIZER_STATE,
     group_settings,
     model_tensors,
     optimized,
+    optimizer_class,
     parameter_names,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
@@ -40,7 +42,8 @@ def restore_training_state(
 
     The optimizer may be new: its state is created from the names in the manifest, laid out like
     its parameters. A checkpoint without optimizer state leaves the optimizer as it is; the
-    returned state then has no key `optimizer`. With `process_group`, all its ranks call this.
+    returned state then has no key `optimizer`. So does one of an optimizer of another class, whose
+    state would mean nothing to this one. With `process_group`, all its ranks call this.
 
     Raises:
         CheckpointError: as `load_checkpoint`; on all ranks if on one.
@@ -97,7 +100,7 @@ def _restore(
     for fqn, state in created.items():
         tensors |= {f"optim.{fqn}.{key}": value for key, value in state.items()}
     fill(tensors)
-    if optimizer is not None and OPTIMIZER_STATE in manifest.state:
+    if optimizer is not None and _is_for(optimizer, manifest):
         _install(module, optimizer, created, manifest.state[OPTIMIZER_STATE])
     return dict(manifest.state)
 
@@ -107,7 +110,7 @@ def _create_state(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Optimizer state to load into; checks everything that can be checked before."""
     model_tensors(module)
-    if optimizer is None or OPTIMIZER_STATE not in manifest.state:
+    if optimizer is None or not _is_for(optimizer, manifest):
         return {}
     saved_groups = [group["params"] for group in manifest.state[OPTIMIZER_STATE]["param_groups"]]
     own_groups = [group["params"] for group in group_settings(optimizer, parameter_names(module))]
@@ -118,6 +121,13 @@ def _create_state(
             f"{[len(group) for group in own_groups]}, with the same names in the same order."
         )
     return _create_optimizer_state(module, optimizer, manifest)
+
+
+def _is_for(optimizer: Optimizer, manifest: Manifest) -> bool:
+    """Whether the checkpoint holds state of such an optimizer; an older release did not say."""
+    saved = manifest.state.get(OPTIMIZER_STATE)
+    own = optimizer_class(optimizer)
+    return saved is not None and saved.get(OPTIMIZER_CLASS, own) == own
 
 
 def _install(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -25,6 +26,8 @@ from hetero_fw.errors import CheckpointError, did_you_mean
 
 # A safetensors file starts with the length of its header, 8 bytes, and the header, JSON.
 _HEADER_AT = 8
+# How the older format of torch.save starts: with its magic number, pickled.
+_OLDER = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_PROBLEMS = 8
 
 
@@ -104,6 +107,27 @@ def load_weights(module: nn.Module, path: Path) -> None:
             own[name].copy_(tensor)
 
 
+def check_weights_file(path: Path) -> None:
+    """Look whether `path` is a file of weights, without reading the weights.
+
+    Of a file of `torch.save` in the format before PyTorch 1.6 only the beginning is looked at.
+
+    Raises:
+        CheckpointError: it is none, it is cut short, or it cannot be read.
+    """
+    path = Path(path)
+    with _foreign(path):
+        with path.open("rb") as file:
+            beginning = file.read(len(_OLDER))
+        if beginning[_HEADER_AT:].startswith(b"{"):
+            with safe_open(path, "pt"):  # reads the header, and compares it with the file's size
+                return
+        if beginning == _OLDER:
+            return
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    _tensors_of(path, content)
+
+
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a weights file, by name.
 
@@ -111,12 +135,20 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         CheckpointError: it cannot be read, or holds more than tensors.
     """
     path = Path(path)
-    try:
+    with _foreign(path):
         with path.open("rb") as file:
             beginning = file.read(_HEADER_AT + 1)
         if beginning[_HEADER_AT:] == b"{":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    return _tensors_of(path, content)
+
+
+@contextmanager
+def _foreign(path: Path) -> Iterator[None]:
+    """Tell what is wrong with a file that others have made."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     except Exception as error:
@@ -126,7 +158,6 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: is neither a safetensors file nor a state_dict of tensors alone ({kind}); "
             "none of its code was run."
         ) from error
-    return _tensors_of(path, content)
 
 
 def _tensors_of(path: Path, content: Any) -> dict[str, torch.Tensor]:

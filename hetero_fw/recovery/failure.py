@@ -11,6 +11,8 @@ from hetero_fw.errors import ConfigError
 from hetero_fw.policies import FailureKind
 from hetero_fw.profiling import is_out_of_memory
 
+_TRACEBACK = "Traceback (most recent call last)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
@@ -39,6 +41,17 @@ def classify_exception(error: BaseException) -> FailureKind:
     return FailureKind.EXCEPTION
 
 
+def one_line(text: str) -> str:
+    """What an error says, in one line; of a traceback that it carries the first and last lines.
+
+    A DataLoader passes the traceback of its worker on as text.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(_TRACEBACK in line for line in lines):
+        lines = [lines[0], lines[-1]]
+    return " ".join(lines)
+
+
 def write_failure(
     folder: Path, error: BaseException, *, rank: int, node: str, time_s: float
 ) -> None:
@@ -48,7 +61,7 @@ def write_failure(
         node=node,
         kind=classify_exception(error),
         time_s=time_s,
-        detail=f"{type(error).__name__}: {error}",
+        detail=one_line(f"{type(error).__name__}: {error}"),
         trace="".join(traceback.format_exception(error)),
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ from multiprocessing.context import ForkServerProcess
 import torch.distributed as dist
 
 from hetero_fw.monitoring import EventLog, EventName, RunDirectory, Status, last_step, write_status
-from hetero_fw.policies import FailureKind, decide_restart
+from hetero_fw.policies import FailureKind, RestartDecision, decide_restart
 from hetero_fw.recovery.agent import AgentJob, run_agent
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
+from hetero_fw.recovery.ending import LOST, has_checkpoint, judge_ending
 from hetero_fw.recovery.failure import RankFailure
 from hetero_fw.recovery.fork_server import start_fork_server
 from hetero_fw.recovery.heartbeat import Silence
@@ -28,8 +29,6 @@ _POLL_S = 0.5
 _START_POLL_S = 0.02
 _REPORT_GRACE_S = 0.3
 _KILL_TIMEOUT_S = 10.0
-# What may come of a stop signal that reaches processes before they can save.
-LOST = frozenset({FailureKind.PROCESS_KILLED, FailureKind.AGENT_LOST, FailureKind.HEARTBEAT_MISSED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class Supervisor:
                     max_restarts=self._config.max_restarts,
                 )
                 if self._stop.signal_number or not decision.should_restart:
-                    return self._given_up(result, decision.reason, best_step, attempt)
+                    return self._given_up(result, decision, best_step, attempt)
                 without_progress = decision.restarts_without_progress
                 events.write(EventName.RESTART, step=step, reason=decision.reason)
             time.sleep(self._config.backoff_s * without_progress)
@@ -159,15 +158,18 @@ class Supervisor:
         reason = f"stopped by {name} after step {step}; the same command continues from there"
         return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=reason)
 
-    def _given_up(self, failure: RankFailure, reason: str, step: int, attempt: int) -> RunOutcome:
-        if self._stop.signal_number and failure.kind in LOST:
-            name = _signal_name(self._stop.signal_number)
-            text = f"stopped by {name} before a last checkpoint was complete"
-            if self.relay().is_grace_over:
-                text += f", killed after recovery.grace_s={self._config.grace_s:g}"
-            return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=text)
-        text = f"rank {failure.rank} on {failure.node}: {failure.detail.rstrip('.')}. {reason}"
-        return RunOutcome(status=Status.FAILED, step=step, attempt=attempt, reason=text)
+    def _given_up(
+        self, failure: RankFailure, decision: RestartDecision, step: int, attempt: int
+    ) -> RunOutcome:
+        number = self._stop.signal_number
+        end = judge_ending(
+            failure,
+            decision,
+            signal_name=_signal_name(number) if number else "",
+            killed_after_s=self._config.grace_s if self.relay().is_grace_over else None,
+            has_checkpoint=lambda: has_checkpoint(self._run_dir.events_path),
+        )
+        return RunOutcome(status=end.status, step=step, attempt=attempt, reason=end.reason)
 
     def start_agent(self, spec: AttemptSpec, node: NodeRanks) -> ForkServerProcess:
         """Start the agent of one node."""

@@ -242,8 +242,9 @@ def test_a_write_error_of_one_rank_is_every_ranks_verdict(tmp_path: Path) -> Non
     results = run_ranks(fail_on_rank_2, 3, str(tmp_path))
     for found, wait_s in results:
         assert [(step, ok) for step, ok, _ in found] == [(1, True), (2, False), (3, True)]
-        assert "rank 2: the storage is full, 200 B are needed, " in found[1][2]
-        assert found[1][2].endswith("are free: [Errno 28] No space left on device")
+        assert "rank 2: the storage is full by its own account, though " in found[1][2]
+        assert "are free and 200 B are needed (a quota, " in found[1][2]
+        assert found[1][2].endswith(": [Errno 28] No space left on device")
         assert wait_s < 10.0
     assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [3, 1]
     assert len(published(tmp_path)) == 2

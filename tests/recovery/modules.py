@@ -248,6 +248,12 @@ def _raise(loss: Tensor) -> Tensor:
     raise RuntimeError("broken on purpose")
 
 
+def _stop_and_raise(loss: Tensor) -> Tensor:
+    """As a batch system and a bug do that come at the same moment."""
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    raise RuntimeError("broken on purpose")
+
+
 def _misconfigured(loss: Tensor) -> Tensor:
     raise ConfigError("data.paths: refused on purpose.")
 
@@ -276,6 +282,7 @@ _FAULTS = {
     "kill": _kill,
     "hang": _hang,
     "raise": _raise,
+    "stop_and_raise": _stop_and_raise,
     "config": _misconfigured,
     "overflow": _overflow,
     "allocate": _allocate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -102,6 +103,21 @@ def test_another_schedule_takes_effect(
     run = continued(train, before, after)
     assert rates(run.run_dir)[8:] == pytest.approx(expected)
     assert told in run.output
+
+
+def test_another_class_of_optimizer_begins_with_an_empty_state(train: Train) -> None:
+    run = continued(train, (COSINE,), ("optim=sgd", "optim.optimizer.lr=0.02"))
+    told = [line for line in run.output.splitlines() if line.startswith("optim, changed since")]
+    assert told == [
+        "optim, changed since the checkpoint of step 8 and used from there on: optimizer AdamW -> "
+        "SGD, which begins with an empty state; of the checkpoint the weights alone are restored"
+    ]
+    assert rates(run.run_dir)[8:] == pytest.approx([0.02] * 4)
+    newest = run.run_dir / "checkpoints" / "hetero_ckpt-step-00000012" / "manifest.json"
+    content = json.loads(newest.read_text())
+    kept = {name.rpartition(".")[2] for name in content["tensors"] if name.startswith("optim.")}
+    assert kept == {"momentum_buffer"}
+    assert "betas" not in content["state"]["optimizer"]["param_groups"][0]
 
 
 @pytest.mark.parametrize("resume", ["auto", "must"])

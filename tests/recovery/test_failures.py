@@ -140,6 +140,20 @@ def test_signal_to_every_process_of_the_run(start_train: Start, run_dir: Path) -
     assert saved[-1] == status["step"] >= 8
 
 
+def test_signal_while_a_rank_raises(start_train: Start, tmp_path: Path) -> None:
+    fault = faulty(fault="stop_and_raise", fail_rank=1, fail_step=100, marker=tmp_path / "failed")
+    longer = (*PAIR, *fault, NO_LAST_SAVE, "trainer.max_steps=110")
+    run = start_train(*longer).wait()
+    assert run.returncode == 75, run.output
+    status = run.read_json("status.json")
+    assert status["status"] == "PREEMPTED"
+    for word in ("rank 1 on v100-0: RuntimeError: broken on purpose", "because SIGTERM came"):
+        assert word in status["reason"]
+    assert len(run.events("failure_detected")) == 1
+    again = start_train(*longer).wait()
+    assert again.returncode == 0, again.output
+
+
 def test_rank_that_hangs_before_it_trains(start_train: Start) -> None:
     run = start_train(
         *PAIR, "recovery.heartbeat_interval_s=0.5", "recovery.heartbeat_max_missed=10"

@@ -229,6 +229,27 @@ def test_a_changed_storage_is_no_silent_fresh_start(
     assert sorted(root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("prefix", ["hetero_ckpt", "other"])
+def test_never_leaves_no_checkpoints_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str
+) -> None:
+    root, other = tmp_path / "out", tmp_path / "other"
+    earlier_run(root, 90, storage=str(tmp_path / "third"))
+    before = sorted(root.rglob("*"))
+    wanted = (f"ckpt.storage={other}", f"ckpt.prefix={prefix}", "resume=never")
+    assert run(config(root, *wanted)) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    for word in (
+        f"has checkpoints of an earlier run in {root}/run/checkpoints, the newest of step 90",
+        "another run_name",
+    ):
+        assert word in told
+    assert sorted(root.rglob("*")) == before
+    shutil.rmtree(root / "run" / "checkpoints")
+    assert judge(root, *wanted) == ""
+
+
 def judge(root: Path, *overrides: str, checkpoints: tuple[int, ...] = ()) -> str:
     names = tuple(f"hetero_ckpt-step-{step:08d}" for step in checkpoints)
     cfg = config(root, *overrides)
@@ -241,7 +262,8 @@ def test_a_remote_storage_is_left_by_what_was_saved_there(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"in s3://bucket/runs/run, the newest of step 90"):
         judge(tmp_path)
     assert judge(tmp_path, "ckpt.storage=s3://bucket/runs", checkpoints=(90,)) == ""
-    assert judge(tmp_path, "resume=never") == ""
+    with pytest.raises(ConfigError, match=r"resume=never, but .* in s3://bucket/runs/run, .* 90"):
+        judge(tmp_path, "resume=never")
     assert judge(tmp_path, "mode=plan") == ""
 
 

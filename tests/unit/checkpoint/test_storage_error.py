@@ -266,3 +266,20 @@ def test_deleting_something_helps_where_all_together_is_too_much(
     error: Exception, helps: bool
 ) -> None:
     assert lacks_room(f"rank 1: {classify(error, needed_bytes=5, free_bytes=3).text}") is helps
+
+
+def test_a_full_storage_with_room_is_no_contradiction() -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def text(free_bytes: int | None) -> str:
+        return classify(error, needed_bytes=2**20, free_bytes=free_bytes, where="/d").text
+
+    assert text(2**30) == (
+        "the storage is full by its own account, though 1.00 GiB are free in /d and 1.00 MiB are "
+        "needed (a quota, a lack of inodes, or room that was made only since): "
+        "[Errno 28] No space left on device"
+    )
+    assert classify(CheckpointError(text(2**30).partition("[Errno")[0])).kind is Kind.FULL
+    full = "the storage is full, 1.00 MiB are needed"
+    assert text(2**20 - 1) == f"{full}, 1024.00 KiB are free in /d: {error}"
+    assert text(None) == f"{full}: {error}"

@@ -29,7 +29,12 @@ KINDS = ["adamw", "amsgrad", "sgd"]
 
 
 def checkpoint(root: Path, module: nn.Module, optimizer: Optimizer | None) -> Path:
-    tensors, state = flatten_training_state(module, optimizer)
+    return saved(root, module, *flatten_training_state(module, optimizer))
+
+
+def saved(
+    root: Path, module: nn.Module, tensors: dict[str, torch.Tensor], state: dict[str, Any]
+) -> Path:
     saver = make_saver(root)
     handle = saver.save(
         3, tensors, {"loop": 3, **state}, reason="test", may_be_infinite=buffer_names(module)
@@ -135,7 +140,7 @@ def test_an_optimizer_with_other_groups_is_refused_before_anything_changes(tmp_p
     other = Model()
     before = weights_digest(other)
     with pytest.raises(CheckpointError, match="other parameter groups"):
-        restore_training_state(other, SGD(other.first.parameters(), lr=0.1), path)
+        restore_training_state(other, AdamW(other.first.parameters(), lr=0.1), path)
     assert weights_digest(other) == before
 
 
@@ -165,3 +170,33 @@ def test_the_digest_tells_weights_apart() -> None:
     with torch.no_grad():
         same.scale.add_(1e-6)
     assert weights_digest(module) != weights_digest(same)
+
+
+def test_state_of_another_class_of_optimizer_is_not_taken(tmp_path: Path) -> None:
+    module, optimizer = trained()
+    path = checkpoint(tmp_path, module, optimizer)
+    other = Model()
+    # Another division into groups is none of its business either.
+    groups = [{"params": [parameter]} for parameter in other.parameters()]
+    other_optimizer = SGD(groups, lr=0.25, momentum=0.5)
+    state = restore_training_state(other, other_optimizer, path)
+    assert state["optimizer"]["class"] == "AdamW"
+    assert weights_digest(other) == weights_digest(module)
+    assert not other_optimizer.state
+    for group in other_optimizer.param_groups:
+        assert (group["lr"], group["momentum"], "betas" in group) == (0.25, 0.5, False)
+    train(other, other_optimizer, 3, 4)
+    tensors, _ = flatten_training_state(other, other_optimizer)
+    kept = {name.rpartition(".")[2] for name in tensors if name.startswith("optim.")}
+    assert kept == {"momentum_buffer"}
+
+
+def test_state_of_a_class_that_an_older_release_did_not_name_is_taken(tmp_path: Path) -> None:
+    module, optimizer = trained()
+    tensors, state = flatten_training_state(module, optimizer)
+    del state["optimizer"]["class"]
+    path = saved(tmp_path, module, tensors, state)
+    other = Model()
+    other_optimizer = make_optimizer("adamw", other)
+    restore_training_state(other, other_optimizer, path)
+    assert content_digest(other, other_optimizer) == content_digest(module, optimizer)

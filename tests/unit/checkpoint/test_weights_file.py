@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hetero_fw.checkpoint import (
     buffer_names,
+    check_weights_file,
     checkpoint_path,
     export_weights,
     flatten_training_state,
@@ -221,3 +222,25 @@ def test_other_files_are_named(module: Model, tmp_path: Path) -> None:
     torch.save({"epoch": 3, "w": torch.ones(1)}, tmp_path / "more")
     with pytest.raises(CheckpointError, match="not a state_dict of tensors alone: epoch"):
         load_weights(module, tmp_path / "more")
+
+
+def test_a_file_is_known_by_its_beginning(module: Model, exported: Path, tmp_path: Path) -> None:
+    check_weights_file(exported)
+    path = tmp_path / "weights"
+    torch.save(module.state_dict(), path)
+    check_weights_file(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="weights: "):
+        check_weights_file(path)
+    torch.save(module.state_dict(), path, _use_new_zipfile_serialization=False)
+    check_weights_file(path)
+    torch.save(module, path)
+    with pytest.raises(CheckpointError, match="none of its code was run"):
+        check_weights_file(path)
+    path.write_bytes(exported.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        check_weights_file(path)
+    for content in (b"", b"[model]\nweights=none\n", pickle.dumps({"a": 1}), b"\x80\x02"):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is neither a safetensors file nor"):
+            check_weights_file(path)

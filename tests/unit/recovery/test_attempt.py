@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 from hetero_fw.errors import ConfigError
 from hetero_fw.policies import FailureKind
 from hetero_fw.recovery import AttemptFiles, NodeRanks, RankEnd, write_failure
-from hetero_fw.recovery.failure import classify_exception
+from hetero_fw.recovery.failure import classify_exception, one_line
 
 
 def test_rank_is_known_once_it_announces_itself(tmp_path: Path) -> None:
@@ -91,3 +92,29 @@ def test_trace_holds_the_cause(tmp_path: Path) -> None:
 )
 def test_classification(error: BaseException, kind: FailureKind) -> None:
     assert classify_exception(error) is kind
+
+
+def test_a_traceback_inside_an_error_stays_where_traces_go(tmp_path: Path) -> None:
+    class Broken(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            raise ValueError(f"sample {index} is broken")
+
+    loader = DataLoader(Broken(), num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(ValueError, match="Original Traceback") as caught:
+        next(iter(loader))
+    write_failure(tmp_path, caught.value, rank=0, node="a", time_s=1.0)
+    (failure,) = AttemptFiles(tmp_path).failures()
+    assert failure.detail == (
+        "ValueError: Caught ValueError in DataLoader worker process 0. "
+        "ValueError: sample 0 is broken"
+    )
+    assert "in __getitem__" in failure.trace
+
+
+def test_an_error_of_several_lines_is_told_in_one() -> None:
+    assert one_line("RuntimeError: CUDA error\n\n  For debugging, see there.\n") == (
+        "RuntimeError: CUDA error For debugging, see there."
+    )
