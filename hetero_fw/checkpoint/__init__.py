@@ -12,11 +12,8 @@ from hetero_fw.checkpoint.catalog import (
     find_restorable,
     list_checkpoints,
     num_attempts,
-    prefixes_in,
     prune,
-    published_paths,
     read_info,
-    runs_below,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.difference import Likeness, TensorDifference, compare_checkpoints
@@ -61,6 +58,7 @@ from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.object_place import ObjectPlace
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
+from hetero_fw.checkpoint.published import prefixes_in, published_paths, runs_below
 from hetero_fw.checkpoint.quarantine import (
     Incident,
     Quarantine,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero_fw.checkpoint.catalog import CheckpointInfo, info_of, published_paths, verify_file
+from hetero_fw.checkpoint.catalog import CheckpointInfo, info_of, verify_file
 from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import FileEntry, Manifest, NewerFormatError, read_manifest
+from hetero_fw.checkpoint.published import published_paths
 from hetero_fw.checkpoint.quarantine import Quarantine
 from hetero_fw.errors import CheckpointError
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_fw.checkpoint.catalog import published_paths
 from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.found import FoundCheckpoint, OnRejected
 from hetero_fw.checkpoint.hashing import hexdigest
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, NewerFormatError
+from hetero_fw.checkpoint.published import published_paths
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.sources import (
     Rejection,
