@@ -23,6 +23,7 @@ from hetero_fw.checkpoint import (
     Filled,
     FoundCheckpoint,
     HashAlgorithm,
+    Quarantine,
     Ranks,
     Rejection,
     TierRoot,
@@ -113,7 +114,9 @@ def find(
     *,
     patience_s: float = PATIENCE_S,
 ) -> Iterator[FoundCheckpoint]:
-    quarantine = read_quarantine(roots[-1].path)
+    # As in a run, rank 0 alone needs to know.
+    is_first = dist.get_rank(group) == 0
+    quarantine = read_quarantine(roots[-1].path) if is_first else Quarantine()
     return find_candidates(
         Ranks(group),
         roots,
