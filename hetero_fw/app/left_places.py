@@ -79,7 +79,7 @@ def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
     own = _LeftPlace(
         where=str(previous.checkpoints_path), step=newest_step(names), override="ckpt.storage=null"
     )
-    left = max(own, *_left_places(cfg, previous), key=lambda place: place.step)
+    left = max((own, *_left_places(cfg, previous)), key=lambda place: place.step)
     if left.step > 0:
         raise ConfigError(
             f"resume=never, but run_name={previous.name} has checkpoints of an earlier run in "

@@ -14,7 +14,7 @@ import pytest
 from hetero_fw.checkpoint import list_checkpoints, open_root, read_quarantine
 from tests.conftest import TrainRun
 from tests.fault_proxy import Fault, FaultProxy
-from tests.recovery.runs import PAIR, digest_of, undisturbed
+from tests.recovery.runs import NO_LAST_SAVE, PAIR, digest_of, undisturbed
 from tests.recovery.test_kill import rank_pid, steps_done
 from tests.s3_server import S3Server
 from tests.storage_server import StorageServer
@@ -123,6 +123,7 @@ def test_a_checkpoint_that_makes_training_diverge_is_quarantined_on_s3(
     awaited = tmp_path / "committed"
     run = start_train(
         *PAIR,
+        NO_LAST_SAVE,
         f"ckpt.storage={url}",
         "model.module._target_=tests.recovery.modules.DivergingGPT",
         "+model.module.bad_step=6",
