@@ -51,10 +51,10 @@ class LiveTraining:
     def stand(self, step: int) -> StandingStep:
         """The step that has just ended, for as long as no weight changes."""
         asked = savers(self._module.trainer)
-        contents = self._content(step)
+        contents = None if asked else self._content(step)
 
         def content(reason: str) -> SaveContent:
-            if asked:
+            if contents is None:
                 name = type(asked[0]).__name__
                 raise CheckpointError(f"on_save_checkpoint of {name} is asked between steps only")
             found = contents(reason)

@@ -74,9 +74,10 @@ class JustInTimeCheckpoint(Callback):
     def rest(self, step: int) -> None:
         """Training rests after `step`."""
         self._step = step
+        if self._is_too_dear:
+            return
         began_s = time.perf_counter()
-        if not self._is_too_dear:
-            self._part.stand(self._stand(step))
+        self._part.stand(self._stand(step))
         self._watch_cost(time.perf_counter() - began_s)
 
     def move(self) -> None:
@@ -87,7 +88,7 @@ class JustInTimeCheckpoint(Callback):
         """Give up where what every step pays is too much for what an exception would cost."""
         step_s = self._schedules[0].step_time_s
         self._costs_s.append(taken_s)
-        if self._is_too_dear or step_s is None or len(self._costs_s) < _NUM_COSTS:
+        if step_s is None or len(self._costs_s) < _NUM_COSTS:
             return
         cost_s = statistics.median(self._costs_s)
         if cost_s > _MAX_SHARE * step_s:

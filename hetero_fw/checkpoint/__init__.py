@@ -32,7 +32,6 @@ from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.just_in_time import JustInTimeSave, StandingStep
 from hetero_fw.checkpoint.live_state import (
     LiveState,
-    buffer_names,
     canonical_fqn,
     flatten_training_state,
     optimizer_class,
@@ -134,7 +133,6 @@ __all__ = [
     "TensorEntry",
     "TierRoot",
     "WriterProcess",
-    "buffer_names",
     "canonical_fqn",
     "check_weights_file",
     "checkpoint_path",

@@ -25,6 +25,7 @@ from pathlib import Path
 from hetero_fw.checkpoint.directories import REPLACED, sync_directory
 from hetero_fw.checkpoint.sources import patiently
 from hetero_fw.errors import CheckpointError
+from hetero_fw.monitoring import attempt_numbers
 from hetero_fw.policies import RetryRule
 
 # An attempt that cannot begin has made no progress, and the run has few of these: an error that
@@ -111,8 +112,7 @@ def remake(own: AttemptDirectories, attempts: Path) -> bool:
     """
     made = own.root.with_name(f".{own.root.name}-{secrets.token_hex(4)}")
     try:
-        numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()]
-        if own.root.exists() or max(numbers, default=-1) != own.attempt:
+        if own.root.exists() or max(attempt_numbers(attempts), default=-1) != own.attempt:
             return False
         for directory in (made, made / own.staging.name, made / own.retired.name):
             directory.mkdir()

@@ -125,11 +125,6 @@ def flatten_training_state(
     return LiveState(module, optimizer).flatten()
 
 
-def buffer_names(module: nn.Module) -> frozenset[str]:
-    """Names under which `flatten_training_state` lists buffers; some hold infinities by design."""
-    return frozenset(f"{MODEL_PREFIX}{canonical_fqn(fqn)}" for fqn, _ in module.named_buffers())
-
-
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers.
 

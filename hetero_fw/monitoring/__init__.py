@@ -17,7 +17,7 @@ from hetero_fw.monitoring.metrics import (
 )
 from hetero_fw.monitoring.quantities import format_bytes, format_duration, format_number
 from hetero_fw.monitoring.report import write_report
-from hetero_fw.monitoring.rundir import RunDirectory, create_run_directory
+from hetero_fw.monitoring.rundir import RunDirectory, attempt_numbers, create_run_directory
 from hetero_fw.monitoring.runlock import RunLock
 from hetero_fw.monitoring.saves import committed_saves, num_committed_saves
 from hetero_fw.monitoring.secrets import MASK, without_secrets
@@ -50,6 +50,7 @@ __all__ = [
     "StepRecord",
     "TelemetrySource",
     "TelemetryThread",
+    "attempt_numbers",
     "attempt_starts",
     "available_memory_bytes",
     "build_summary",

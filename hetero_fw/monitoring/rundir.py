@@ -96,11 +96,7 @@ class RunDirectory:
 
     def attempt_numbers(self) -> list[int]:
         """Attempts that have left a directory, in order; empty before the first."""
-        if not self.attempts_path.is_dir():
-            return []
-        return sorted(
-            int(entry.name) for entry in self.attempts_path.iterdir() if entry.name.isdigit()
-        )
+        return attempt_numbers(self.attempts_path)
 
     def lock(self) -> RunLock:
         """Keep other supervisors out of this directory.
@@ -217,3 +213,10 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"paths.root: the output directory {path} cannot be written: {reason}. {_REMEDY}"
     )
+
+
+def attempt_numbers(attempts: Path) -> list[int]:
+    """As `RunDirectory.attempt_numbers`, of a directory with an entry for each attempt."""
+    if not attempts.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit())

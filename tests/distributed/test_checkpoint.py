@@ -20,8 +20,8 @@ from hetero_fw.checkpoint import (
     AttemptDirectories,
     CheckpointSaver,
     DirectoryPlace,
+    LiveState,
     SaveOutcome,
-    buffer_names,
     checkpoint_path,
     flatten_training_state,
     list_checkpoints,
@@ -120,7 +120,11 @@ def restore_and_save(rank: int, group: dist.ProcessGroup, source: str, target: s
         tensors, own = flatten_training_state(module, optimizer)
         saver = make_saver(Path(target) / kind, rank, group)
         saver.save(
-            3, tensors, {"loop": 3, **own}, reason="test", may_be_infinite=buffer_names(module)
+            3,
+            tensors,
+            {"loop": 3, **own},
+            reason="test",
+            may_be_infinite=LiveState(module, None).buffers,
         )
         outcomes = finished(saver)
         assert [outcome.ok for outcome in outcomes] == [True], outcomes
@@ -147,7 +151,11 @@ def test_any_number_of_ranks_restores_what_any_other_saved(tmp_path: Path) -> No
             on_event=lambda event, step, fields: None,
         )
         saver.save(
-            3, tensors, {"loop": 3, **own}, reason="test", may_be_infinite=buffer_names(module)
+            3,
+            tensors,
+            {"loop": 3, **own},
+            reason="test",
+            may_be_infinite=LiveState(module, None).buffers,
         )
     source = tmp_path / "start"
     for hop, world_size in enumerate((4, 3, 2, 1)):
@@ -171,7 +179,9 @@ def train_and_save(rank: int, group: dist.ProcessGroup, root: str) -> str:
     for step in (1, 2):
         train(module, optimizer, step - 1, step)
         tensors, own = flatten_training_state(module, optimizer)
-        saver.save(step, tensors, own, reason="test", may_be_infinite=buffer_names(module))
+        saver.save(
+            step, tensors, own, reason="test", may_be_infinite=LiveState(module, None).buffers
+        )
         train(module, optimizer, step, step + 1)  # the live weights move on at once
         outcomes = finished(saver)
         assert [outcome.ok for outcome in outcomes] == [True], outcomes

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from hetero_fw.checkpoint import (
-    buffer_names,
+    LiveState,
     flatten_training_state,
     restore_training_state,
     weights_digest,
@@ -37,7 +37,11 @@ def saved(
 ) -> Path:
     saver = make_saver(root)
     handle = saver.save(
-        3, tensors, {"loop": 3, **state}, reason="test", may_be_infinite=buffer_names(module)
+        3,
+        tensors,
+        {"loop": 3, **state},
+        reason="test",
+        may_be_infinite=LiveState(module, None).buffers,
     )
     assert handle.wait(WAIT_S)
     assert handle.outcome is not None
@@ -65,7 +69,7 @@ def test_names(tmp_path: Path) -> None:
     assert {"model.first.weight", "model.norm.running_mean", "model.mask"} <= tensors.keys()
     assert {"optim.first.weight.exp_avg", "optim.scale.step"} <= tensors.keys()
     assert state["optimizer"]["param_groups"][0]["params"][0] == "scale"
-    assert buffer_names(Model()) >= {"model.mask", "model.norm.running_var"}
+    assert LiveState(Model(), None).buffers >= {"model.mask", "model.norm.running_var"}
 
 
 def test_flattening_copies_nothing() -> None:

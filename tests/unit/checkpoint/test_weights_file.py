@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hetero_fw.checkpoint import (
-    buffer_names,
+    LiveState,
     check_weights_file,
     checkpoint_path,
     export_weights,
@@ -35,7 +35,9 @@ def module() -> Model:
 def exported(module: Model, tmp_path: Path) -> Path:
     saver = make_saver(tmp_path / "checkpoints")
     tensors, state = flatten_training_state(module, None)
-    handle = saver.save(3, tensors, state, reason="test", may_be_infinite=buffer_names(module))
+    handle = saver.save(
+        3, tensors, state, reason="test", may_be_infinite=LiveState(module, None).buffers
+    )
     assert handle.wait(30.0)
     out = tmp_path / "weights.safetensors"
     export_weights(checkpoint_path(tmp_path / "checkpoints", PREFIX, 3), out)
