@@ -121,7 +121,7 @@ class JustInTimeCheckpoint(Callback):
         if step is not None and step not in (pending, self._saver.safe_step):
             decision = self._decide(step)
             outcome = self._ask(exception) if decision.save else decision.reason
-            is_saved = isinstance(outcome, SaveOutcome) and outcome.ok
+            is_saved = _is_saved(outcome)
             # Ranks that lost a peer raise too, and have nothing to add.
             if self._part.has_led or not decision.save:
                 self._tell(step, decision, outcome, exception)
@@ -160,7 +160,7 @@ class JustInTimeCheckpoint(Callback):
         outcome: SaveOutcome | str,
         exception: BaseException,
     ) -> None:
-        is_saved = isinstance(outcome, SaveOutcome) and outcome.ok
+        is_saved = _is_saved(outcome)
         why = outcome.reason if isinstance(outcome, SaveOutcome) else outcome
         self._events.write(
             EventName.EMERGENCY_SAVE,
@@ -173,3 +173,7 @@ class JustInTimeCheckpoint(Callback):
             self._announce(f"rank {self._rank} has raised; step {step} is saved: {decision.reason}")
         elif decision.save:
             self._announce(f"rank {self._rank} has raised; step {step} is not saved: {why}")
+
+
+def _is_saved(outcome: SaveOutcome | str) -> bool:
+    return isinstance(outcome, SaveOutcome) and outcome.ok

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import Store
 
+from hetero_fw.checkpoint.rank_store import RankStore
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_planner import SaveContent
 from hetero_fw.checkpoint.saver import CheckpointSaver
@@ -30,7 +30,6 @@ _VERDICT = "just_in_time/verdict"
 _LOOK_S = 0.1
 # Ranks that are alive answer within one look, unless something holds their interpreter up.
 _ANSWER_S = 3.0
-_POLL_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +83,8 @@ class JustInTimeSave:
     def __init__(
         self, saver: CheckpointSaver, store: Store | None, *, rank: int, world_size: int
     ) -> None:
-        assert store is not None or world_size == 1, "several ranks need a store"
         self._saver = saver
-        self._original = store or HashStore()
-        # A connection of its own: a TCPStore client serves one caller at a time.
-        self._store: Store = self._original.clone()  # type: ignore[attr-defined]  # stub
+        self._store = RankStore(store, world_size=world_size)
         self._rank = rank
         self._world_size = world_size
         self._standing: StandingStep | None = None
@@ -141,12 +137,12 @@ class JustInTimeSave:
             rank=self._rank, step=step, reason=reason, tiers=tuple(tiers), timeout_s=timeout_s
         )
         try:
-            asked = self._store.compare_set(_REQUEST, "", mine.to_json())
+            asked = self._store.set_first(_REQUEST, mine.to_json())
             if _Request.from_json(asked).rank == self._rank:
                 self.has_led = True
                 self._lead()
-        except RuntimeError as error:  # every error of a store is one
-            return f"the store of the ranks is lost: {error}"
+        except CheckpointError as error:
+            return str(error)
         if not self._has_ended.wait(max(0.0, began_s + timeout_s - time.monotonic())):
             if self._handle is not None and self._handle.outcome is not None:
                 return self._handle.outcome  # what is still on its way goes further
@@ -156,28 +152,20 @@ class JustInTimeSave:
     def _lead(self) -> None:
         """Hear what every rank says, and tell all of them whether to save."""
         keys = [_answer_key(rank) for rank in range(self._world_size)]
-        self._await(keys)
+        self._store.wait(keys, time.monotonic() + _ANSWER_S)
         refusals = [
             f"rank {rank}: {text}" for rank, text in enumerate(map(self._read, keys)) if text
         ]
         self._store.set(_VERDICT, "; ".join(refusals))
 
     def _read(self, key: str) -> str:
-        if not self._store.check([key]):
+        if not self._store.has([key]):
             return f"no answer within {_ANSWER_S:.3g} s"
         return self._store.get(key).decode()
 
-    def _await(self, keys: list[str]) -> bool:
-        deadline_s = time.monotonic() + _ANSWER_S
-        while not self._store.check(keys):
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(_POLL_S)
-        return True
-
     def _watch(self) -> None:
         try:
-            while not self._store.check([_REQUEST]):
+            while not self._store.has([_REQUEST]):
                 if self._has_stopped.wait(_LOOK_S):
                     return
             self._end = self._take_part(_Request.from_json(self._store.get(_REQUEST)))
@@ -224,7 +212,7 @@ class JustInTimeSave:
     def _answer(self, problem: str) -> str:
         """Tell the rank that asked; returns why nobody saves, empty if all do."""
         self._store.set(_answer_key(self._rank), problem)
-        if not self._await([_VERDICT]):
+        if not self._store.wait([_VERDICT], time.monotonic() + _ANSWER_S):
             return "the rank that asked did not go on"
         return self._store.get(_VERDICT).decode()
 
