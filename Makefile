@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 check: lint test ## everything that CI runs
 
 test: $(STAMP) ## run the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP) ## formatting, lint, types and the import contract
 	$(BIN)/ruff format --check .

@@ -13,7 +13,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 DEMO_COMMAND = f"{INSTALL} . && .venv/bin/python train.py hardware=a100_v100_mix ckpt=adaptive"
-TEST_COMMAND = f"{INSTALL} '.[dev]' && .venv/bin/python -m pytest"
+TEST_COMMAND = f"{INSTALL} '.[dev]' && .venv/bin/python -m pytest -n 2 --dist worksteal"
 
 
 def command_lines(name: str) -> list[str]:

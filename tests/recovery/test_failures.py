@@ -108,7 +108,10 @@ def test_exception_of_which_nobody_wants_a_save(start_train: Start, tmp_path: Pa
     run = start_train(*PAIR, *fault, NO_LAST_SAVE).wait()
     assert run.returncode == 0, run.output
     assert not emergencies(run)
-    assert run.events("restored")[0]["step"] in (6, 12, 18)
+    # Not always a multiple of the interval: a save waits for the one before it.
+    restored = run.events("restored")[0]["step"]
+    assert restored in {event["step"] for event in run.events("checkpoint_committed")}
+    assert restored < 19
 
 
 def test_configuration_error_is_never_retried(train: Start) -> None:
