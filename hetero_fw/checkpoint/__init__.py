@@ -8,11 +8,9 @@ executes code: the manifest is JSON and the shards are plain bytes.
 
 from hetero_fw.checkpoint.catalog import (
     CheckpointInfo,
-    PruneReport,
     find_restorable,
     list_checkpoints,
     num_attempts,
-    prune,
     read_info,
     verify_checkpoint,
 )
@@ -57,6 +55,7 @@ from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.object_place import ObjectPlace
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
+from hetero_fw.checkpoint.pruning import PruneReport, prune
 from hetero_fw.checkpoint.published import prefixes_in, published_paths, runs_below
 from hetero_fw.checkpoint.quarantine import (
     Incident,

@@ -1,15 +1,13 @@
-"""Which checkpoints there are, which of them can be trusted, which may go."""
+"""Which checkpoints there are, and which of them can be trusted."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from hetero_fw.checkpoint.directories import retire, step_of
+from hetero_fw.checkpoint.directories import step_of
 from hetero_fw.checkpoint.fencing import AttemptDirectories, fenced_by
 from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import (
@@ -23,25 +21,16 @@ from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.object_versions import newest_attempt, take_snapshot
 from hetero_fw.checkpoint.published import published_paths
 from hetero_fw.checkpoint.quarantine import Quarantine, read_quarantine
-from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import (
-    MIN_KEPT,
     AttemptStart,
-    CommittedCheckpoint,
-    RetentionDecision,
-    RetentionRule,
-    decide_retention,
     find_departure,
 )
 
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]
-
-# What of all that there is may go, by a rule.
-Decide = Callable[[Collection[CommittedCheckpoint], RetentionRule], RetentionDecision]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +57,6 @@ class CheckpointInfo:
     def is_sane(self) -> bool:
         """Whether training can go on from its values, as far as anybody knows."""
         return self.is_finite and self.quarantine is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneReport:
-    """What `prune` deleted, which steps it knows to be intact, and why it stopped there.
-
-    Attributes:
-        rule: as `RetentionDecision` has it.
-    """
-
-    deleted: tuple[StoragePath, ...]
-    verified_steps: frozenset[int]
-    reason: str
-    rule: RetentionRule | None = None
 
 
 def list_checkpoints(root: StoragePath, prefix: str) -> tuple[CheckpointInfo, ...]:
@@ -156,76 +131,6 @@ def _intact(path: StoragePath, manifest: Manifest) -> CheckpointInfo:
         raise CheckpointError(f"{path}: {info.quarantine}")
     verify_checkpoint(path)
     return info
-
-
-def prune(
-    root: Path,
-    prefix: str,
-    rule: RetentionRule,
-    *,
-    into: Path,
-    verified_steps: Collection[int] = (),
-    on_point: OnPoint = pass_by,
-    decide: Decide = decide_retention,
-) -> PruneReport:
-    """Delete what `policies.decide_retention` gives up in a local directory. Called by one rank.
-
-    Args:
-        root: directory of the checkpoints.
-        prefix: first part of their names.
-        rule: what to keep.
-        into: where a checkpoint is moved before it is deleted; a directory beside the
-            checkpoints. If it is gone, nothing is deleted.
-        verified_steps: steps that the caller has verified before; they are not read again.
-        on_point: called at every point that a deletion passes.
-        decide: another policy, such as `policies.decide_room`.
-
-    Raises:
-        OSError: a checkpoint cannot be moved out of the way.
-    """
-    infos = list_checkpoints(root, prefix)
-    verified = frozenset(verified_steps) & {info.step for info in infos}
-    num_kept = rule.keep_latest_k if decide is decide_retention else MIN_KEPT
-    if len(infos) <= num_kept:  # nothing can go and nothing needs to be read
-        reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {len(infos)}"
-        report = PruneReport(deleted=(), verified_steps=verified, reason=reason)
-    else:
-        verified = _verify_newest(infos, verified)
-        report = retire_by_rule(
-            infos, rule, into=into, verified_steps=verified, on_point=on_point, decide=decide
-        )
-    num_unreadable = len(list(published_paths(root, prefix))) + len(report.deleted) - len(infos)
-    return replace(report, reason=report.reason + unreadable_note(num_unreadable))
-
-
-def unreadable_note(num_unreadable: int) -> str:
-    """What retention says about checkpoints that it cannot judge."""
-    return f"; {num_unreadable} more without a readable manifest stay" if num_unreadable else ""
-
-
-def retire_by_rule(
-    infos: Sequence[CheckpointInfo],
-    rule: RetentionRule,
-    *,
-    into: Path,
-    verified_steps: Collection[int],
-    on_point: OnPoint = pass_by,
-    decide: Decide = decide_retention,
-) -> PruneReport:
-    """Delete those of `infos`, in one local directory, that the rule gives up; as `prune`."""
-    verified = frozenset(verified_steps)
-    decision = decide([retention_facts(info, verified, rule) for info in infos], rule)
-    paths = {info.step: info.path for info in infos}
-    deleted = tuple(paths[step] for step in decision.delete_steps)
-    for path in deleted:
-        assert isinstance(path, Path), path
-        retire(path, into=into, token=secrets.token_hex(4), on_point=on_point)
-    return PruneReport(
-        deleted=deleted,
-        verified_steps=verified - frozenset(decision.delete_steps),
-        reason=decision.reason,
-        rule=decision.rule,
-    )
 
 
 def num_attempts(root: StoragePath) -> int:
@@ -305,7 +210,12 @@ def _may_be_intact(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and error.is_transient
 
 
-def verify_file(directory: StoragePath, file: FileEntry, algorithm: HashAlgorithm) -> None:
+def verify_file(
+    directory: StoragePath,
+    file: FileEntry,
+    algorithm: HashAlgorithm,
+    on_piece: Callable[[], object] = lambda: None,
+) -> None:
     """Compare every byte of one shard file with the manifest's entry `file`, by its algorithm.
 
     Raises:
@@ -314,42 +224,10 @@ def verify_file(directory: StoragePath, file: FileEntry, algorithm: HashAlgorith
     """
     path = directory / file.name
     try:
-        size, digest = hash_file(path, algorithm)
+        size, digest = hash_file(path, algorithm, on_piece)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     if size != file.size:
         raise CheckpointError(f"{path}: has {size} bytes, {file.size} were written")
     if digest != file.digest:
         raise CheckpointError(f"{path}: its bytes are not those that were written ({algorithm})")
-
-
-def retention_facts(
-    info: CheckpointInfo, verified_steps: Collection[int], rule: RetentionRule
-) -> CommittedCheckpoint:
-    """What retention needs to know of a checkpoint."""
-    has_metric = info.metric is not None and info.metric.name == rule.monitor
-    return CommittedCheckpoint(
-        step=info.step,
-        attempt=info.attempt,
-        is_verified=info.step in verified_steps,
-        is_finite=info.is_sane,
-        metric=info.metric.value if info.metric is not None and has_metric else None,
-    )
-
-
-def _verify_newest(infos: Collection[CheckpointInfo], verified: frozenset[int]) -> frozenset[int]:
-    """Verify from the newest down until enough are known to be intact."""
-    intact: set[int] = set()
-    # As retention orders them.
-    for info in sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True):
-        if len(intact) == MIN_KEPT:  # as many as retention protects
-            break
-        if not info.is_sane:
-            continue
-        if info.step not in verified:
-            try:
-                verify_checkpoint(info)
-            except CheckpointError:
-                continue
-        intact.add(info.step)
-    return frozenset(intact)

@@ -35,7 +35,14 @@ class Executor(Protocol):
     def attach(self, memory: HostMemory) -> None:
         """Tasks from here on see the bytes of `memory`."""
 
-    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
+    def run(
+        self,
+        task: Task[T],
+        *,
+        deadline_s: float,
+        on_progress: OnProgress = no_progress,
+        patience_s: float | None = None,
+    ) -> T:
         """Do the task and return its result.
 
         Args:
@@ -43,6 +50,8 @@ class Executor(Protocol):
             deadline_s: when to give up, by the monotonic clock.
             on_progress: told the bytes that are done, in the caller's thread or another. What the
                 task calls instead raises once the deadline is over.
+            patience_s: longest time without progress; with every progress the deadline is that far
+                away again. None: the deadline stays.
 
         Raises:
             StorageHangs: it did not end in time.
@@ -71,18 +80,25 @@ class ThreadExecutor:
     def attach(self, memory: HostMemory) -> None:
         self._memory = memory
 
-    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
-        if self._stuck is not None:
-            self._stuck.join(max(0.0, deadline_s - time.monotonic()))
-            if self._stuck.is_alive():
-                raise StorageHangs("the storage still holds an earlier write")
+    def run(
+        self,
+        task: Task[T],
+        *,
+        deadline_s: float,
+        on_progress: OnProgress = no_progress,
+        patience_s: float | None = None,
+    ) -> T:
+        self._await_stuck(deadline_s)
         content = self._memory.content if self._memory is not None else memoryview(b"")
         ended: list[tuple[Any, Exception | None]] = []
         is_given_up = threading.Event()
 
         def tell(num_bytes: int) -> None:
+            nonlocal deadline_s
             if is_given_up.is_set():
                 raise StorageHangs("it was given up")  # what hung must not go on later
+            if patience_s is not None:
+                deadline_s = max(deadline_s, time.monotonic() + patience_s)
             on_progress(num_bytes)
 
         def work() -> None:
@@ -93,7 +109,8 @@ class ThreadExecutor:
 
         thread = threading.Thread(target=work, name="checkpoint-storage", daemon=True)
         thread.start()
-        thread.join(max(0.0, deadline_s - time.monotonic()))
+        while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
+            thread.join(left_s)
         if not ended:
             is_given_up.set()
             self._stuck = thread
@@ -102,6 +119,12 @@ class ThreadExecutor:
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
+
+    def _await_stuck(self, deadline_s: float) -> None:
+        if self._stuck is not None:
+            self._stuck.join(max(0.0, deadline_s - time.monotonic()))
+            if self._stuck.is_alive():
+                raise StorageHangs("the storage still holds an earlier write")
 
     def check(self) -> str | None:
         return None

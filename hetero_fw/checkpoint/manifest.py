@@ -189,15 +189,18 @@ def _verified_payload(text: str) -> dict[str, Any]:
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise CheckpointError(f"not a checkpoint manifest (its format is not {FORMAT!r})")
     version = payload.get("version")
-    if isinstance(version, int) and version > VERSION:
+    is_newer = isinstance(version, int) and version > VERSION
+    declared = payload.pop(OWN_HASH.value, None)
+    # First of all, so that a damaged version is no newer release. One that is newer may have
+    # another way to tell, but not a wrong hash of this one.
+    if declared != _payload_hash(payload) and not (is_newer and declared is None):
+        raise CheckpointError("the manifest does not match its own hash; it was changed or torn")
+    if is_newer:
         raise NewerFormatError(
             f"is of a newer release: its format has version {version}, this release reads {VERSION}"
         )
     if version != VERSION:
         raise CheckpointError(f"manifest version {version!r} is none; this release reads {VERSION}")
-    declared = payload.pop(OWN_HASH.value, None)
-    if declared != _payload_hash(payload):
-        raise CheckpointError("the manifest does not match its own hash; it was changed or torn")
     return payload
 
 

@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hetero_fw.checkpoint.catalog import Decide, PruneReport, list_checkpoints, retire_by_rule
+from hetero_fw.checkpoint.catalog import list_checkpoints
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import DirectoryPlace
+from hetero_fw.checkpoint.pruning import READ_ALL, Decide, PruneReport, Reading, retire_by_rule
 from hetero_fw.checkpoint.replicas import ReplicaAddress, ReplicaServer, send_copy
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.save_tasks import OnProgress
@@ -72,6 +73,7 @@ class NodePlace(DirectoryPlace):
         rule: RetentionRule,
         *,
         verified_steps: Collection[int],
+        reading: Reading = READ_ALL,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:

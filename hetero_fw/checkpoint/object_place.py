@@ -30,14 +30,7 @@ from typing import Any, Protocol, TypeVar
 
 from upath import UPath
 
-from hetero_fw.checkpoint.catalog import (
-    CheckpointInfo,
-    Decide,
-    PruneReport,
-    info_of,
-    retention_facts,
-    unreadable_note,
-)
+from hetero_fw.checkpoint.catalog import CheckpointInfo, info_of
 from hetero_fw.checkpoint.directories import parse_name, version_name
 from hetero_fw.checkpoint.hashing import HashAlgorithm, new_hasher
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -51,6 +44,14 @@ from hetero_fw.checkpoint.object_versions import (
     record_key,
     record_text,
     take_snapshot,
+)
+from hetero_fw.checkpoint.pruning import (
+    READ_ALL,
+    Decide,
+    PruneReport,
+    Reading,
+    retention_facts,
+    unreadable_note,
 )
 from hetero_fw.checkpoint.quarantine import read_quarantine
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
@@ -237,6 +238,7 @@ class ObjectPlace:
         prefix: str,
         rule: RetentionRule,
         verified_steps: Collection[int] = (),
+        reading: Reading = READ_ALL,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hetero_fw.checkpoint.catalog import Decide, PruneReport, prune
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
 from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by, remake
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
+from hetero_fw.checkpoint.pruning import READ_ALL, Decide, PruneReport, Reading, prune
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
 from hetero_fw.checkpoint.shard_layout import ShardLayout
@@ -72,6 +72,7 @@ class Place(Protocol):
         rule: RetentionRule,
         *,
         verified_steps: Collection[int],
+        reading: Reading = READ_ALL,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
@@ -179,6 +180,7 @@ class DirectoryPlace:
         rule: RetentionRule,
         *,
         verified_steps: Collection[int],
+        reading: Reading = READ_ALL,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
@@ -188,6 +190,7 @@ class DirectoryPlace:
             rule,
             into=self.directories.retired,
             verified_steps=verified_steps,
+            reading=reading,
             on_point=on_point,
             decide=decide,
         )

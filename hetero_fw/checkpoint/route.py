@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.checkpoint.save_job import SaveJob
 from hetero_fw.checkpoint.stager import Rest, Stager
 from hetero_fw.checkpoint.writer import VERDICT_GRACE, TierWriter
+
+logger = logging.getLogger(__name__)
 
 Target = tuple[TierWriter, SaveHandle]
 
@@ -35,21 +38,28 @@ class Route:
 
     def run(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
         """Bring the job to all its targets and set their handles, whatever happens."""
+        (first, _), *further = targets
         holds_staging = job.has_staging
+
+        def on_verdict(is_committed: bool) -> None:
+            nonlocal holds_staging
+            # The next save need not wait until old ones are retired, nor for a slow storage.
+            if holds_staging and (is_committed or not further):
+                holds_staging = False
+                self._stager.release()
+
         try:
             if rest is not None:
                 self._stager.finish(job, rest)
-            (first, _), *further = targets
-            outcome = first.run(job, is_foreground=self._is_foreground)
+            outcome = first.run(job, is_foreground=self._is_foreground, on_verdict=on_verdict)
             for writer, handle in further:
-                if outcome.ok and holds_staging:
-                    # The next save need not wait for the slow storage.
-                    holds_staging = False
-                    self._stager.release()
                 self._upload(writer, _upload_of(job, handle, outcome))
+        except Exception:
+            logger.exception("the save of step %d ended early", job.spec.step)
         finally:
             if holds_staging:
                 self._stager.release()
+            _end_all(targets)
 
     def _upload(self, writer: TierWriter, job: SaveJob) -> None:
         has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)
@@ -62,6 +72,21 @@ class Route:
         finally:
             if has_turn:
                 self._turn.release()
+
+
+def _end_all(targets: Sequence[Target]) -> None:
+    """No save stays under way for ever because the one to a nearer tier broke."""
+    for writer, handle in targets:
+        if not handle.is_done:
+            outcome = SaveOutcome(
+                step=handle.step,
+                tier=writer.tier,
+                ok=False,
+                reason="it ended early",
+                stall_s=0.0,
+                persist_s=0.0,
+            )
+            handle.finish(outcome)
 
 
 def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:

@@ -28,6 +28,7 @@ class SaveJob:
         source: file with the bytes; None: the staging memory.
         num_bytes_done: of this rank's part.
         storage_hangs: whether clearing up would hang as well.
+        retires: whether older checkpoints go once it is published.
     """
 
     handle: SaveHandle
@@ -47,6 +48,7 @@ class SaveJob:
     source: Path | None = None
     num_bytes_done: int = 0
     storage_hangs: bool = False
+    retires: bool = True
 
 
 @dataclass

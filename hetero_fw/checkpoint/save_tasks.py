@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetero_fw.checkpoint.catalog import Decide, PruneReport
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.pruning import Decide, PruneReport, Reading
 from hetero_fw.checkpoint.retrying import retry_storage
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
@@ -117,20 +119,33 @@ class Discard:
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Delete what retention gives up, or `decide` in its stead."""
+    """Delete what retention gives up, or `decide` in its stead.
+
+    Attributes:
+        read_s: about how long to read back what is not verified yet, in this call.
+    """
 
     place: Place
     prefix: str
     rule: RetentionRule
     verified_steps: Collection[int]
     on_point: OnPoint
+    verified_files: frozenset[str] = frozenset()
+    read_s: float = math.inf
     decide: Decide = decide_retention
 
     def __call__(self, content: memoryview, on_progress: OnProgress) -> PruneReport:
+        ends_s = time.monotonic() + self.read_s
+
+        def go_on() -> bool:
+            on_progress(0)  # raises where it was given up meanwhile
+            return time.monotonic() < ends_s
+
         return self.place.prune(
             self.prefix,
             self.rule,
             verified_steps=self.verified_steps,
+            reading=Reading(files=self.verified_files, go_on=go_on),
             on_point=self.on_point,
             decide=self.decide,
         )

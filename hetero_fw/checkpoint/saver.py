@@ -276,6 +276,7 @@ class CheckpointSaver:
             token=f"{layout.token}last",  # there is one, at most
             started_at_s=time.monotonic(),
         )
+        job.retires = False  # there may be little time
         rest = self._stager.begin(job, content.tensors, frozenset(), after=after, wait_s=wait_s)
         if rest is not None:
             self._stager.finish(job, rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +95,10 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
-    """Size and hash of the file `path`.
+def hash_file(
+    path: StoragePath, algorithm: HashAlgorithm, on_piece: Callable[[], object] = lambda: None
+) -> tuple[int, str]:
+    """Size and hash of the file `path`; `on_piece` is called after every piece.
 
     Raises:
         OSError: a local file cannot be read.
@@ -107,6 +109,7 @@ def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
     for piece in read_pieces(path) if is_object_store(path) else _local_pieces(path):
         hasher.update(memoryview(piece))
         size += len(piece)
+        on_piece()
     return size, hasher.hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import time
@@ -23,15 +22,16 @@ from hetero_fw.checkpoint.node_roles import (
 )
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.replicas import ReplicaAddress
+from hetero_fw.checkpoint.retirement import Retirement
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
-from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Prune, Publish, Remake, WritePart
+from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Publish, Remake, WritePart
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE, lacks_room
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
-from hetero_fw.policies import RetentionRule, Tier, decide_room
+from hetero_fw.policies import RetentionRule, Tier
 
 # A rank's part has the given time. Its report, publishing and the verdict come one after the other,
 # so whoever waits for one of them gives it that much more: what failed first is then the reason.
@@ -86,11 +86,16 @@ class TierWriter:
         self._board = board
         self._on_event = on_event
         self._timeout_s = timeout_s
-        self._retention = retention
         self._safe = safe
         self._roles = roles
-        self._verified_steps: frozenset[int] = frozenset()
-        self._has_made_room = False  # since the last save that succeeded
+        self._retirement = Retirement(
+            place=place,
+            prefix=prefix,
+            executor=executor,
+            rule=retention,
+            timeout_s=timeout_s,
+            counts_unread=roles is not None,
+        )
 
     def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
         """Report an event; a log that cannot be written does not lose a checkpoint."""
@@ -103,12 +108,23 @@ class TierWriter:
         """Have every save in flight, and every later one, fail at once."""
         self._board.cancel()
 
-    def run(self, job: SaveJob, *, is_foreground: bool) -> SaveOutcome:
-        """Bring a staged job to its end and set its handle, whatever happens."""
+    def run(
+        self,
+        job: SaveJob,
+        *,
+        is_foreground: bool,
+        on_verdict: Callable[[bool], None] = lambda is_committed: None,
+    ) -> SaveOutcome:
+        """Bring a staged job to its end and set its handle, whatever happens.
+
+        Args:
+            on_verdict: told whether it is committed, before older checkpoints are retired.
+        """
         verdict = Verdict(is_committed=False, reason="the writer ended early")
         persist_s = 0.0
         try:
             verdict = self._persist(job)
+            on_verdict(verdict.is_committed)
             persist_s = time.monotonic() - job.staged_at_s
             if is_foreground:
                 verdict = replace(verdict, stall_s=job.stall_s + persist_s)
@@ -194,8 +210,8 @@ class TierWriter:
         verdict = self._board.await_verdict(token, deadline_s)
         if has_published and not verdict.is_committed:
             self._withdraw(job)
-        if is_leader and verdict.is_committed and self._retention is not None:
-            self._prune(job, self._retention)
+        if is_leader and verdict.is_committed:
+            self._retire(job)
         return verdict
 
     def _publish_here(self, job: SaveJob, deadline_s: float) -> bool:
@@ -243,7 +259,7 @@ class TierWriter:
         task = Withdraw(place=self._place, spec=job.spec)
         try:
             self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
-        except (OSError, CheckpointError) as error:
+        except Exception as error:  # noqa: BLE001  # the verdict stands
             logger.warning("step %d was not withdrawn: %s", job.spec.step, error)
 
     def _decide(self, job: SaveJob) -> Verdict:
@@ -264,7 +280,7 @@ class TierWriter:
             verdict = Verdict(is_committed=False, reason=self._reason(job, error))
         try:
             self._board.announce(job.spec.token, verdict, sequence=job.sequence)
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001
             # What is published is published, whether or not the others can be told.
             logger.warning("verdict on step %d was not announced: %s", job.spec.step, error)
         return verdict
@@ -274,7 +290,6 @@ class TierWriter:
         if not verdict.is_committed:
             self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
             return
-        self._has_made_room = False
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
             job.spec.step,
@@ -285,8 +300,7 @@ class TierWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
-        if self._retention is not None:
-            self._prune(job, self._retention)
+        self._retire(job)
 
     def _mended(self, job: SaveJob, reason: str) -> str:
         """Do what may let the next save succeed after one that failed for `reason`; in words."""
@@ -294,42 +308,17 @@ class TierWriter:
             return ""
         if PLACE_IS_GONE in reason:
             return self._remade()
-        if self._retention is not None and self._roles is None and lacks_room(reason):
-            return self._made_room(job, self._retention)
-        return ""
-
-    def _made_room(self, job: SaveJob, rule: RetentionRule) -> str:
-        """Delete a checkpoint, where more are kept than must be."""
-        decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        task = Prune(
-            place=self._place,
-            prefix=self._prefix,
-            rule=rule,
-            verified_steps=self._verified_steps,
-            on_point=job.spec.on_point,
-            decide=decide,
-        )
-        try:
-            report = self.executor.run(task, deadline_s=time.monotonic() + self._timeout_s)
-        except (OSError, CheckpointError) as error:
-            return f"; no older one was deleted to make room: {self._reason(job, error)}"
-        self._verified_steps = report.verified_steps
-        if not report.deleted:
+        if not lacks_room(reason):
             return ""
-        self._has_made_room = True
-        self._retention = report.rule or rule
-        changed = [
-            f"ckpt.{key}={getattr(self._retention, key)}"
-            for key in ("keep_latest_k", "keep_best")
-            if getattr(self._retention, key) != getattr(rule, key)
-        ]
-        text = f"; {report.deleted[0].name} was deleted to make room for the next save"
-        return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
+        try:
+            return self._retirement.make_room(job.spec.on_point)
+        except Exception as error:  # noqa: BLE001  # this save has failed already
+            return f"; no older one was deleted to make room: {self._reason(job, error)}"
 
     def _remade(self) -> str:
         """Have a place for the next save, where somebody has taken this one away; in words."""
         deadline_s = time.monotonic() + clear_up_s(self._timeout_s)
-        with contextlib.suppress(OSError, CheckpointError):
+        with contextlib.suppress(Exception):
             if self.executor.run(Remake(place=self._place), deadline_s=deadline_s):
                 return "; it was made again, empty, for the next save"
         return ""
@@ -352,38 +341,23 @@ class TierWriter:
         task = Discard(place=self._place, spec=job.spec, file_name=job.layout.own.file_name)
         try:
             self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
-        except (OSError, CheckpointError):
-            return  # the next attempt removes what is left
+        except Exception:  # noqa: BLE001  # the next attempt removes what is left
+            return
 
-    def _prune(self, job: SaveJob, rule: RetentionRule) -> None:
-        spec = job.spec
-        task = Prune(
-            place=self._place,
-            prefix=self._prefix,
-            rule=rule,
-            verified_steps=self._verified(spec.step),
-            on_point=spec.on_point,
-        )
+    def _retire(self, job: SaveJob) -> None:
+        """Delete what a new checkpoint replaces."""
+        if not job.retires:
+            return
         try:
-            report = self.executor.run(task, deadline_s=time.monotonic() + self._timeout_s)
-        except (OSError, CheckpointError) as error:
+            self._retirement.after_save(job.spec.step, job.spec.on_point)
+        except Exception as error:  # noqa: BLE001  # the checkpoint is there all the same
             logger.warning("old checkpoints were not removed: %s", self._reason(job, error))
-        else:
-            self._verified_steps = report.verified_steps
-
-    def _verified(self, new_step: int) -> frozenset[int]:
-        """Steps that need no reading before others go; a step that is replaced is new."""
-        if self._roles is not None:
-            # Nobody can read a checkpoint of which every node has a part; what counts there is
-            # that each part was hashed on arrival.
-            return self._verified_steps | {new_step}
-        return self._verified_steps - {new_step}
 
     def _reason(self, job: SaveJob, error: Exception) -> str:
         """Why it failed; behind any error of a stale attempt is that it is one."""
         later = None
         if not job.storage_hangs:
-            with contextlib.suppress(OSError, CheckpointError):
+            with contextlib.suppress(Exception):
                 later = self._fenced_by()
         return str(error) or repr(error) if later is None else f"fenced by attempt {later}"
 

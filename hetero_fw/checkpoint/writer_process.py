@@ -73,23 +73,22 @@ class WriterProcess:
         # Sent with the next task: the caller must not wait for a process that is starting.
         self._memory = memory
 
-    def run(self, task: Task[T], *, deadline_s: float, on_progress: OnProgress = no_progress) -> T:
+    def run(
+        self,
+        task: Task[T],
+        *,
+        deadline_s: float,
+        on_progress: OnProgress = no_progress,
+        patience_s: float | None = None,
+    ) -> T:
         with self._lock:
-            self._ensure()
-            process = self._process
-            assert process is not None
-            # A stopped process takes no message that is larger than the socket's buffer.
-            bound = threading.Timer(max(0.0, deadline_s - time.monotonic()), process.kill)
-            bound.start()
             try:
-                self._send_memory()
-                self._connection.send((_RUN, task))
-                bound.cancel()
-                return self._receive(deadline_s, on_progress)  # type: ignore[no-any-return]
+                self._ensure()
+                self._send(task, deadline_s)
+                result: T = self._receive(deadline_s, on_progress, patience_s)
             except (EOFError, ConnectionError) as error:
                 raise CheckpointError(self._bury()) from error
-            finally:
-                bound.cancel()
+        return result
 
     def check(self) -> str | None:
         """Says once that the process has ended on its own; another one is started at once."""
@@ -114,7 +113,19 @@ class WriterProcess:
             process.kill()
             _forget(process, timeout_s)
 
-    def _receive(self, deadline_s: float, on_progress: OnProgress) -> Any:
+    def _send(self, task: Task[Any], deadline_s: float) -> None:
+        assert self._process is not None
+        # A stopped process takes no message that is larger than the socket's buffer.
+        left_s = max(0.0, deadline_s - time.monotonic())
+        bound = threading.Timer(left_s, self._process.kill)
+        bound.start()
+        try:
+            self._send_memory()
+            self._connection.send((_RUN, task))
+        finally:
+            bound.cancel()
+
+    def _receive(self, deadline_s: float, on_progress: OnProgress, patience_s: float | None) -> Any:
         while True:
             if not self._connection.poll(max(0.0, deadline_s - time.monotonic())):
                 self._end()
@@ -124,6 +135,8 @@ class WriterProcess:
                 return value
             if kind == _ERROR:
                 raise value
+            if patience_s is not None:
+                deadline_s = max(deadline_s, time.monotonic() + patience_s)
             on_progress(value)
 
     def _start_early(self) -> None:
@@ -143,10 +156,14 @@ class WriterProcess:
             self._bury()
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe(duplex=True)
-        self._process = context.Process(
+        process = context.Process(
             target=_serve, args=(theirs, self._on_start), name="checkpoint-writer", daemon=True
         )
-        self._process.start()
+        try:
+            process.start()
+        except OSError as error:
+            raise CheckpointError(f"the writer's process cannot be started: {error}") from error
+        self._process = process
         # It ignores the signal that multiprocessing would end it with, and then wait for. So it has
         # to end before: finalizers with a priority come first.
         util.Finalize(self, _kill, args=(self._process,), exitpriority=10)

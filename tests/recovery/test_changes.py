@@ -15,7 +15,7 @@ from hetero_fw.cli import main
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, column, digest_of, undisturbed
 from tests.recovery.test_kill import Start, rank_pid
-from tests.unit.checkpoint.examples import PREFIX
+from tests.unit.checkpoint.examples import PREFIX, make_newer
 
 Train = Callable[..., TrainRun]
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_of_a_newer_release_is_not_started_over(train: Train, resum
     first = train(*FIRST)
     newest = first.run_dir / "checkpoints" / "hetero_ckpt-step-00000008"
     manifest = newest / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    make_newer(manifest.parent)
     second = train(*LONGER, f"resume={resume}")
     assert second.returncode == 1, second.output
     assert not second.events("restored")

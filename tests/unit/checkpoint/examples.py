@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hetero_fw.checkpoint import (
     SaveOutcome,
     claim_attempt,
     flatten_training_state,
+    read_manifest,
 )
 
 PREFIX = "hetero_ckpt"
@@ -142,3 +144,9 @@ def content_digest(module: nn.Module, optimizer: Optimizer) -> str:
         digest.update(f"{name} {full.dtype} {tuple(full.shape)}".encode())
         digest.update(full.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def make_newer(directory: Path) -> None:
+    """The checkpoint in `directory` as a release after this one would write it."""
+    newer = replace(read_manifest(directory), version=2)
+    (directory / "manifest.json").write_text(newer.to_json())

@@ -17,7 +17,9 @@ from hetero_fw.checkpoint import (
     load_checkpoint,
     num_attempts,
     prune,
+    read_manifest,
 )
+from hetero_fw.checkpoint.pruning import Reading
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import AttemptStart, RetentionRule
 from tests.unit.checkpoint.examples import (
@@ -219,6 +221,45 @@ def test_prune_trusts_what_was_verified_before(root: Path) -> None:
     report = pruned(root, 2, verified_steps=[20, 30])
     assert report.verified_steps == {20, 30}
     assert len(report.deleted) == 1
+
+
+def test_reading_back_goes_on_where_it_was_cut_off(root: Path) -> None:
+    no_time = Reading(go_on=lambda: False)
+    first = pruned(root, 2, reading=no_time)
+    assert (first.deleted, first.verified_steps, first.is_complete) == ((), {30}, False)
+    second = pruned(root, 2, reading=no_time, verified_steps=first.verified_steps)
+    assert second.is_complete
+    assert [path.name for path in second.deleted] == ["hetero_ckpt-step-00000010"]
+
+
+def test_what_was_begun_is_read_before_what_is_newer(root: Path) -> None:
+    info = list_checkpoints(root, PREFIX)[1]
+    (file,) = read_manifest(info.path).files
+    known = frozenset({f"{info.path.name}/{file.name} {file.digest}"})
+    report = pruned(root, 2, reading=Reading(files=known, go_on=lambda: False))
+    assert report.is_complete
+    assert report.verified_steps == {20, 30}
+
+
+def test_what_was_known_of_a_file_that_is_another_by_now_does_not_count(root: Path) -> None:
+    info = list_checkpoints(root, PREFIX)[0]
+    (file,) = read_manifest(info.path).files
+    known = frozenset({f"{info.path.name}/{file.name} {'0' * 32}"})
+    flip_bit(info.path / SHARD, 7)
+    report = pruned(root, 2, reading=Reading(files=known))
+    assert report.verified_steps == {10, 20}
+    assert report.deleted == ()
+
+
+def test_every_piece_that_is_read_is_told(root: Path) -> None:
+    told: list[int] = []
+
+    def go_on() -> bool:
+        told.append(1)
+        return True
+
+    pruned(root, 2, reading=Reading(go_on=go_on))
+    assert len(told) >= 3  # a piece of each of two files, and between them
 
 
 def test_prune_deletes_nothing_where_it_may_not(root: Path) -> None:

@@ -133,6 +133,20 @@ def test_what_is_no_manifest_is_refused(text: str) -> None:
         Manifest.from_json(text)
 
 
+def test_a_damaged_version_is_no_newer_release() -> None:
+    text = manifest().to_json().replace('"version": 1', '"version": 9')
+    with pytest.raises(CheckpointError, match="its own hash") as caught:
+        Manifest.from_json(text)
+    assert not isinstance(caught.value, NewerFormatError)
+
+
+def test_a_newer_release_may_have_another_hash_of_its_own() -> None:
+    payload = json.loads(manifest(version=2).to_json())
+    payload["blake3"] = payload.pop("xxh3_128")
+    with pytest.raises(NewerFormatError, match="version 2"):
+        Manifest.from_json(json.dumps(payload))
+
+
 def test_another_version_is_refused_by_name() -> None:
     text = manifest(version=2).to_json()
     with pytest.raises(CheckpointError, match="version 2"):

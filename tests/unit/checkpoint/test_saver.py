@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,14 @@ from hetero_fw.checkpoint import (
     SavePoint,
     list_checkpoints,
     load_checkpoint,
+    pruning,
     read_manifest,
     verify_checkpoint,
 )
+from hetero_fw.checkpoint.manifest import FileEntry
+from hetero_fw.checkpoint.pruning import GoOn
 from hetero_fw.checkpoint.shard_file import write_shard
+from hetero_fw.checkpoint.writer import TierWriter
 from hetero_fw.policies import RetentionRule
 from tests.unit.checkpoint.examples import (
     PREFIX,
@@ -362,3 +368,68 @@ def test_staging_reuses_its_buffer(tmp_path: Path) -> None:
         assert saver._stager._buffer.memory is not None
         addresses.add(saver._stager._buffer.memory.tensor.data_ptr())
     assert len(addresses) == 1
+
+
+class SlowReading:
+    """Reads a file back in 0.6 s, a piece every 0.1 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_files = 0
+        self._read = pruning.verify_file
+        monkeypatch.setattr(pruning, "verify_file", self)
+
+    def __call__(
+        self, directory: Path, file: FileEntry, algorithm: HashAlgorithm, go_on: GoOn
+    ) -> None:
+        self.num_files += 1
+        for _ in range(6):
+            time.sleep(0.1)
+            go_on()
+        self._read(directory, file, algorithm)
+
+
+def test_old_checkpoints_go_where_reading_one_takes_longer_than_a_save_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = SlowReading(monkeypatch)
+    saver = make_saver(tmp_path, timeout_s=0.4, retention=RetentionRule(keep_latest_k=2))
+    for step in range(1, 6):
+        assert save(saver, step, weights(step)).ok
+    assert len(published(tmp_path)) <= 3
+    assert published(tmp_path)[-2:] == [f"hetero_ckpt-step-{step:08}" for step in (4, 5)]
+    assert slow.num_files >= 3
+    assert not caplog.records
+
+
+def test_a_save_frees_its_memory_before_old_checkpoints_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
+    was_free: list[bool] = []
+    read = pruning.verify_file
+
+    def look(*arguments: Any) -> None:
+        was_free.append(saver._stager._is_free.is_set())
+        read(*arguments)
+
+    monkeypatch.setattr(pruning, "verify_file", look)
+    for step in (1, 2, 3):
+        assert save(saver, step, weights(step)).ok
+    assert was_free
+    assert all(was_free)
+
+
+def test_a_save_whose_writer_breaks_does_not_stay_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = make_saver(tmp_path)
+
+    def run(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TierWriter, "run", run)
+        outcome = save(saver, 1, weights(1))
+    assert (outcome.ok, outcome.reason) == (False, "it ended early")
+    assert not saver.is_busy()
+    assert save(saver, 2, weights(2)).ok

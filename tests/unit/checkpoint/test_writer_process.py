@@ -140,6 +140,23 @@ def test_a_stopped_writer_is_given_up_in_time(tmp_path: Path, process: WriterPro
     assert save(saver, 2, weights(2)).ok
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_writer_that_dies_while_it_starts_costs_that_save(tmp_path: Path) -> None:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    process = WriterProcess(die)
+    events: Events = []
+    saver = in_process(tmp_path, process, events)
+    outcome = save(saver, 1, weights(1))
+    assert not outcome.ok
+    assert "killed by SIGKILL" in outcome.reason
+    (failed,) = [fields for event, _, fields in events if event == "checkpoint_failed"]
+    assert failed["message"].endswith("no checkpoint is safe yet, a restart begins at step 0")
+    assert saver.close(WAIT_S)
+
+
 def test_a_failed_save_says_what_is_safe(tmp_path: Path, process: WriterProcess) -> None:
     events: Events = []
     saver = in_process(tmp_path, process, events)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from hetero_fw.checkpoint import Metric, checkpoint_path
 from hetero_fw.cli import main
 from hetero_fw.monitoring import RunDirectory, create_run_directory, write_json_atomically
-from tests.unit.checkpoint.examples import WAIT_S, make_saver, published, weights
+from tests.unit.checkpoint.examples import WAIT_S, make_newer, make_saver, published, weights
 
 PREFIX = "hetero_ckpt"
 
@@ -235,16 +235,10 @@ def test_too_few_to_keep_are_refused(capsys: pytest.CaptureFixture[str], run: Ru
     assert "1 is too few" in capsys.readouterr().err
 
 
-def make_newer(run: RunDirectory, step: int) -> None:
-    """As a release after this one would write it."""
-    file = checkpoint_path(run.checkpoints_path, PREFIX, step) / "manifest.json"
-    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
-
-
 def test_a_checkpoint_of_a_newer_release_is_not_called_damaged(
     capsys: pytest.CaptureFixture[str], run: RunDirectory, tmp_path: Path
 ) -> None:
-    make_newer(run, 40)
+    make_newer(checkpoint_path(run.checkpoints_path, PREFIX, 40))
     rows = run_json(capsys, "ls", str(run.path))
     assert [row["is_newer_format"] for row in rows] == [True, False, False, False]
     assert rows[0]["is_verified"] is None

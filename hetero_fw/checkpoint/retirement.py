@@ -1,0 +1,116 @@
+"""Old checkpoints of one tier go, once enough of the newer ones were read back."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+from hetero_fw.checkpoint.executor import Executor
+from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.pruning import Decide, PruneReport
+from hetero_fw.checkpoint.save_point import OnPoint
+from hetero_fw.checkpoint.save_tasks import Prune
+from hetero_fw.policies import RetentionRule, decide_retention, decide_room
+
+# Reading back is cut into pieces of this length, between which a save may come in.
+_SLICE_S = 2.0
+_PAUSE_S = 0.01
+
+
+class Retirement:
+    """Deletes by a retention rule, in one place of a tier.
+
+    Large checkpoints take longer to read than a save may take. So reading goes on from save to
+    save, and is no failure of the storage as long as bytes arrive.
+
+    Attributes:
+        rule: None: nothing goes.
+
+    Args:
+        timeout_s: longest time without a byte, and about the longest that one call reads.
+        counts_unread: what this attempt has committed needs no reading: of node directories,
+            nobody can read a checkpoint of which every node has a part. What counts there is that
+            each part was hashed on arrival.
+    """
+
+    def __init__(
+        self,
+        *,
+        place: Place,
+        prefix: str,
+        executor: Executor,
+        rule: RetentionRule | None,
+        timeout_s: float,
+        counts_unread: bool,
+    ) -> None:
+        self.rule = rule
+        self._place = place
+        self._prefix = prefix
+        self._executor = executor
+        self._timeout_s = timeout_s
+        self._counts_unread = counts_unread
+        self._verified_steps: frozenset[int] = frozenset()
+        self._verified_files: frozenset[str] = frozenset()
+        self._has_made_room = False  # since the last save that succeeded
+
+    def after_save(self, step: int, on_point: OnPoint) -> None:
+        """Delete what the checkpoint of `step` replaces; it was published just now.
+
+        Raises:
+            Exception: whatever the storage answers; nothing is deleted that was not to go.
+        """
+        self._has_made_room = False
+        if self.rule is None:
+            return
+        # A step that is replaced is a new one.
+        new = frozenset({step})
+        known = self._verified_steps
+        self._verified_steps = known | new if self._counts_unread else known - new
+        self._prune(self.rule, on_point, decide_retention)
+
+    def make_room(self, on_point: OnPoint) -> str:
+        """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
+
+        Raises:
+            Exception: whatever the storage answers.
+        """
+        rule = self.rule
+        if rule is None or self._counts_unread:
+            return ""
+        decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
+        report = self._prune(rule, on_point, decide)
+        if not report.deleted:
+            return ""
+        self._has_made_room = True
+        self.rule = report.rule or rule
+        changed = [
+            f"ckpt.{key}={getattr(self.rule, key)}"
+            for key in ("keep_latest_k", "keep_best")
+            if getattr(self.rule, key) != getattr(rule, key)
+        ]
+        text = f"; {report.deleted[0].name} was deleted to make room for the next save"
+        return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
+
+    def _prune(self, rule: RetentionRule, on_point: OnPoint, decide: Decide) -> PruneReport:
+        ends_s = time.monotonic() + self._timeout_s
+        while True:
+            task = Prune(
+                place=self._place,
+                prefix=self._prefix,
+                rule=rule,
+                verified_steps=self._verified_steps,
+                verified_files=self._verified_files,
+                read_s=min(_SLICE_S, self._timeout_s / 4),
+                on_point=on_point,
+                decide=decide,
+            )
+            report = self._executor.run(
+                task,
+                deadline_s=time.monotonic() + self._timeout_s,
+                patience_s=self._timeout_s,
+            )
+            self._verified_steps = report.verified_steps
+            self._verified_files = report.verified_files
+            if report.is_complete or time.monotonic() > ends_s:
+                return report
+            time.sleep(_PAUSE_S)  # whoever waits for the executor has it now
