@@ -89,7 +89,7 @@ def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
 
 
 def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace]:
-    before = _stored_configuration(previous)
+    before = stored_configuration(previous)
     if before is None:
         return
     prefix = str(before.ckpt.get("prefix", cfg.ckpt.prefix))
@@ -127,7 +127,8 @@ def _saved_step(previous: RunDirectory, *tiers: Tier) -> int:
     return max((event["step"] for event in saves), default=0)
 
 
-def _stored_configuration(previous: RunDirectory) -> DictConfig | None:
+def stored_configuration(previous: RunDirectory) -> DictConfig | None:
+    """The configuration that a run was started with last, if it can be read."""
     try:
         before = OmegaConf.load(previous.hydra_path / "config.yaml")
     except (OSError, yaml.YAMLError):

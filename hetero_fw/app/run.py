@@ -15,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.kept import awaits_storage, tell_what_is_kept, trained_step
-from hetero_fw.app.left_places import check_left_places
+from hetero_fw.app.left_places import check_left_places, stored_configuration
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
+from hetero_fw.app.released import warn_of_released
 from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
 from hetero_fw.app.space import check_node_tier, check_space
 from hetero_fw.app.storage_settings import (
@@ -81,7 +82,9 @@ def _run(cfg: DictConfig) -> int:
         stored = _with_nodes(cfg, _look_at_storage(cfg, previous, plan))
         warning = check_left_places(cfg, previous, stored)
         _check_resume(cfg, previous, stored)
-        print(warning, end="\n" * bool(warning), flush=True)
+        before = None if previous is None else stored_configuration(previous)
+        for line in filter(None, (warning, warn_of_released(cfg, before, stored))):
+            print(line, flush=True)
     check_usable(cfg, previous, stored)
     check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)

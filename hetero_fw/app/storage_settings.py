@@ -77,8 +77,13 @@ def published_names(root: Path | None, prefix: str) -> tuple[str, ...]:
 
 def newest_step(names: Iterable[str]) -> int:
     """The largest step in names of checkpoints; 0 if there is none."""
-    steps = (_STEP.search(name) for name in names)
-    return max((int(match[1]) for match in steps if match is not None), default=0)
+    return max(steps_of(names), default=0)
+
+
+def steps_of(names: Iterable[str]) -> list[int]:
+    """The steps in names of checkpoints, each once, smallest first."""
+    found = (_STEP.search(name) for name in names)
+    return sorted({int(match[1]) for match in found if match is not None})
 
 
 def storage_options(cfg: DictConfig) -> dict[str, Any]:
