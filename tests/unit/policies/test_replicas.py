@@ -143,5 +143,7 @@ def test_no_room_is_told_with_the_numbers() -> None:
         peers(nodes, num_kept=3)
     assert "no other node has room for copies of the part of a (3 x 2 GB)" in str(raised.value)
     assert "z has 1 GB and needs 6 GB" in str(raised.value)
-    with pytest.raises(ConfigError, match=r"min_replica_size=5 needs as many nodes, but there are 4"):
+    with pytest.raises(
+        ConfigError, match=r"min_replica_size=5 needs as many nodes, but there are 4"
+    ):
         peers(nodes, 5)
