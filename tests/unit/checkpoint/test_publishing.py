@@ -42,7 +42,7 @@ class Watch:
 
         def sync(descriptor: int) -> None:
             real_sync(descriptor)
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            path = Path(f"/proc/self/fd/{descriptor}").readlink()
             self.sizes[path.name] = os.fstat(descriptor).st_size
             self.notes.append(f"sync {self._name(path)}")
 
