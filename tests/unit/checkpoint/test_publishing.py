@@ -124,6 +124,7 @@ def _extend(path: Path) -> None:
         (_extend, r"shard-00000.bin has 18161 bytes, its rank wrote 18160"),
         (Path.unlink, r"No such file or directory: .*shard-00000.bin"),
     ],
+    ids=["cut", "extended", "gone"],
 )
 def test_a_file_that_is_not_what_its_rank_wrote_is_not_published(
     tmp_path: Path, damage: Callable[[Path], None], told: str
