@@ -209,6 +209,20 @@ class OtherWeights(pl.Callback):
             tensor.copy_(own)
 
 
+class ListingGPT(GPTModule):
+    """Lists the samples that each step uses in a file of its process in `folder`."""
+
+    def __init__(self, *, folder: str, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self._folder = Path(folder)
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        samples = [bytes(row).decode() for row in batch["input_ids"].tolist()]
+        with (self._folder / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{self.trainer.global_step + 1} {sample}\n" for sample in samples)
+        return super().training_step(batch, batch_idx)
+
+
 class LingeringGPT(GPTModule):
     """Leaves a thread behind that never ends, as a logger that waits for its server does."""
 

@@ -63,3 +63,24 @@ def test_earlier_attempts_count_until_this_one_has_enough() -> None:
     assert made.save_costs_s == (5.0, 6.0, 0.1, 0.1)
     save(made, 1.0)
     assert made.save_costs_s == (0.1, 0.1, 0.1)
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    made = meter()
+    for number in range(500):
+        made.step_ended(float(number), is_disturbed=False)
+        made.save_began()
+        made.save_ended(float(number), 10.0 * number, is_committed=True)
+    assert made.step_times_s == tuple(float(number) for number in range(450, 500))
+    assert made.save_costs_s == tuple(float(number) for number in range(491, 500))
+    assert made.persist_times_s == tuple(10.0 * number for number in range(491, 500))
+
+
+def test_of_earlier_attempts_the_newest_saves_count() -> None:
+    times_s = tuple(float(number) for number in range(100))
+    made = SaveCostMeter(SaveHistory(costs_s=times_s, persist_times_s=times_s))
+    assert made.save_costs_s == made.persist_times_s == times_s[-9:]
+    made.save_began()
+    made.save_ended(0.1, 0.2, is_committed=True)
+    assert made.save_costs_s == (*times_s[-9:], 0.1)
+    assert made.persist_times_s == (*times_s[-8:], 0.2)
