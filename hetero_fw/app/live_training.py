@@ -70,7 +70,8 @@ class LiveTraining:
         buffers, versions = live.copy_buffers(), live.versions()
         state = collect_state(trainer, self._tell_lost) if self._context.rank == 0 else {}
         # On all ranks: what a module logs may be summed over them when it is asked for.
-        logged = trainer.callback_metrics if self._monitored.name is not None else {}
+        # A copy, because Lightning goes on to fill its own with values of the next step.
+        logged = dict(trainer.callback_metrics) if self._monitored.name is not None else {}
         loss = self._strategy.last_loss
 
         def content(reason: str) -> SaveContent:

@@ -61,3 +61,14 @@ class HostMemory:
         if not self.is_pinned:
             # Copies are then slower and hold the device up, but right.
             logger.warning("cannot page-lock %d bytes of host memory: %d", self.size, status)
+            _forget_refusal()
+
+
+def _forget_refusal() -> None:
+    """Take the error away that a failed call has left pending in this thread.
+
+    Whatever launches a kernel next would raise it as its own. PyTorch has no name for
+    cudaGetLastError, but calls it after each launch, so a kernel that nobody needs gets it.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(0.0)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,8 @@ class StandingStep:
         step: optimizer steps completed.
         content: what a save of it holds, for a reason; asked in another thread than the training's.
             Raises CheckpointError if it does not stand any more.
-        mark: place in the device's work after which the weights stand still; None on a CPU.
+        mark: place in the device's work after which the weights stand still, and by which what
+            `content` reads is computed; None on a CPU.
     """
 
     step: int
@@ -202,7 +204,8 @@ class JustInTimeSave:
         if standing.step != request.step:
             return f"stands at step {standing.step}, not at {request.step}"
         try:
-            content = standing.content(request.reason)
+            with _on_own_stream(standing.mark):
+                content = standing.content(request.reason)
         except CheckpointError as error:
             return str(error)
         if not self._saver.is_prepared(content.tensors):
@@ -215,6 +218,24 @@ class JustInTimeSave:
         if not self._store.wait([_VERDICT], time.monotonic() + _ANSWER_S):
             return "the rank that asked did not go on"
         return self._store.get(_VERDICT).decode()
+
+
+@contextmanager
+def _on_own_stream(mark: torch.cuda.Event | None) -> Iterator[None]:
+    """Have what this thread asks of the device wait for `mark` alone; nothing changes on a CPU.
+
+    All threads share one stream unless they name another. In that one it would wait for the
+    collective that never ends.
+    """
+    if mark is None:
+        yield
+        return
+    # A thread begins at device 0; to stay there makes a context on it, as in `StagingBuffer.copy`.
+    torch.cuda.set_device(mark.device)
+    stream = torch.cuda.Stream(mark.device)
+    stream.wait_event(mark)
+    with torch.cuda.stream(stream):
+        yield
 
 
 def _answer_key(rank: int) -> str:

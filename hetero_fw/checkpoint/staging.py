@@ -92,8 +92,13 @@ class StagingBuffer:
     def copy(self, copies: Sequence[StagingCopy], after: torch.cuda.Event | None) -> None:
         """Copy the chunks and wait until they are there; in any thread.
 
-        On CUDA the copies run on a stream of their own, beside the kernels of the next step.
+        On CUDA the copies run on a stream of their own, beside the kernels of the next step, and
+        the thread is left at their device.
         """
+        if self._stream is not None:
+            # A thread begins at device 0. To go back there after the copies makes a context, some
+            # 0.5 GB of it, for every rank whose device is another.
+            torch.cuda.set_device(self._stream.device)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             if self._stream is not None and after is not None:
                 self._stream.wait_event(after)

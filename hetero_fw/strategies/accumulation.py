@@ -47,12 +47,14 @@ def accumulate(
     """
     counts = [count_targets(item) if item.num_samples else 0 for item in microbatches]
     pending = exchange.start_sum(sum(counts))
-    total, loss_sum = 0, torch.zeros((), dtype=torch.float64)
+    total = 0
+    loss_sum: Tensor | float = 0.0
     for index, (item, count) in enumerate(zip(microbatches, counts, strict=True)):
         loss = forward(item.batch)
         if index == 0:
             total = max(1, pending.wait())
         weighted = loss * (count / total) if count else torch.nan_to_num(loss) * 0.0
         backward(weighted, index == len(microbatches) - 1)
-        loss_sum += weighted.detach().double().cpu()
+        # Stays on the device: to read it here would wait for it before the next part is queued.
+        loss_sum = loss_sum + weighted.detach().double()
     return AccumulatedLoss(local=float(loss_sum), num_targets=total)

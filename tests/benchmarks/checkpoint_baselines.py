@@ -38,6 +38,7 @@ from hetero_fw.checkpoint import (
     claim_attempt,
     load_checkpoint,
 )
+from hetero_fw.policies import RetentionRule
 from hetero_fw.recovery import die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
 
@@ -46,6 +47,8 @@ LAYER_DIM = 2048
 # Parameters and two moments of each, in fp32: 856 MB.
 STATE_BYTES = NUM_LAYERS * LAYER_DIM**2 * 3 * 4
 WAIT_S = 120.0
+# The fewest there can be, so that nearly every save has an older checkpoint to delete.
+KEEP = RetentionRule(keep_latest_k=2, keep_best=0)
 
 
 class Training:
@@ -108,6 +111,7 @@ class Method:
         save: returns when training may go on.
         before_optimizer_step: called before the weights change.
         path: where the checkpoint of a step lies.
+        num_kept: checkpoints that it leaves, because it deletes the older ones itself; None: all.
     """
 
     name: str
@@ -115,10 +119,14 @@ class Method:
     path: Callable[[int], Path]
     before_optimizer_step: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
+    num_kept: int | None = None
 
 
 def ours(training: Training, folder: Path, *, mode: str) -> Method:
-    """CheckpointSaver, as `ckpt.async_mode` makes it."""
+    """CheckpointSaver, as `ckpt.async_mode` makes it.
+
+    As in a run, each checkpoint is read back and verified before an older one goes.
+    """
     rank, group = training.rank, training.group
     own = AttemptDirectories(root=folder, attempt=1)
     if rank == 0:
@@ -138,6 +146,7 @@ def ours(training: Training, folder: Path, *, mode: str) -> Method:
         plan_fingerprint="plan",
         on_event=lambda event, step, fields: None,
         timeout_s=WAIT_S,
+        retention=KEEP,
     )
 
     def save(step: int) -> Pending:
@@ -156,6 +165,7 @@ def ours(training: Training, folder: Path, *, mode: str) -> Method:
         before_optimizer_step=saver.finish_staging,
         path=lambda step: folder / f"ours-step-{step:08d}",
         close=close,
+        num_kept=KEEP.keep_latest_k,
     )
 
 

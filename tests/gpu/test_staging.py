@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +34,37 @@ def copier(source: torch.Tensor, memory: HostMemory) -> tuple[StagingBuffer, lis
     return buffer, [StagingCopy(fqn="weight", source=source, target=memory.tensor)]
 
 
+TAKES_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="takes two GPUs")
+
+
 def test_memory_is_page_locked(memory: HostMemory) -> None:
     assert memory.is_pinned
     assert memory.tensor.is_pinned()
+
+
+def test_a_refusal_to_page_lock_is_no_error_of_the_next_kernel(memory: HostMemory) -> None:
+    memory._pin()  # it is page-locked already
+    is_pinned_again, memory.is_pinned = memory.is_pinned, True  # so that `close` undoes the first
+    assert not is_pinned_again
+    assert float(torch.ones(1, device="cuda").add_(1.0)) == 2.0
+
+
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=TAKES_TWO)])
+def test_a_thread_that_copies_is_left_at_the_device(memory: HostMemory, index: int) -> None:
+    source = torch.full((SIZE_BYTES,), 5, dtype=torch.uint8, device=torch.device("cuda", index))
+    buffer, copies = copier(source, memory)
+    mark = buffer.mark()
+    devices: list[int] = []
+
+    def copy() -> None:
+        buffer.copy(copies, mark)
+        devices.append(torch.cuda.current_device())
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join(10.0)
+    assert devices == [index]
+    assert bool((memory.tensor == 5).all())
 
 
 def test_copies_run_beside_the_kernels_of_the_next_step(memory: HostMemory) -> None:
