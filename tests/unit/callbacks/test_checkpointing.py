@@ -86,6 +86,7 @@ class Fixture:
         rank: int = 0,
         intervals: Mapping[Tier, int] = ONE_TIER,
         close_timeout_s: float = 30.0,
+        is_async: bool = True,
     ) -> Training:
         source, stop = Source(), Stop()
         log = EventLog(self._folder / "events.jsonl", 0, rank)
@@ -95,7 +96,7 @@ class Fixture:
         gate = threading.Event()
         gate.set()
         broken = threading.Event()
-        saver = self._saver(gate, broken) if policy is not IntervalPolicy.NONE else None
+        saver = self._saver(gate, broken, is_async) if policy is not IntervalPolicy.NONE else None
 
         def save(step: int, reason: str, tiers: Collection[Tier]) -> None:
             assert saver is not None
@@ -147,7 +148,9 @@ class Fixture:
             trainer=trainer,
         )
 
-    def _saver(self, gate: threading.Event, broken: threading.Event) -> CheckpointSaver:
+    def _saver(
+        self, gate: threading.Event, broken: threading.Event, is_async: bool
+    ) -> CheckpointSaver:
         def on_point(point: SavePoint) -> None:
             if broken.is_set():
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -162,7 +165,7 @@ class Fixture:
             world_size=1,
             store=None,
             process_group=None,
-            is_async=True,
+            is_async=is_async,
             plan_fingerprint="0",
             on_event=lambda name, step, fields: None,
             on_point=on_point,
@@ -398,18 +401,24 @@ def test_progress_is_shown_while_training_waits_for_the_last_save(
     assert training.told[0].startswith("checkpoint of step 10 to storage: ")
 
 
+@pytest.mark.parametrize("is_async", [True, False])
 def test_progress_is_shown_while_training_stands_still_for_a_save(
-    made: Fixture, monkeypatch: pytest.MonkeyPatch
+    made: Fixture, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
     monkeypatch.setattr("hetero_fw.callbacks.save_progress.PROGRESS_INTERVAL_S", 0.01)
-    training = made.training()
-    training.gate.clear()
-    for _ in range(4):
+    training = made.training(is_async=is_async)
+    for _ in range(3):
         training.step(waits=False)
-    training.told.clear()
-    threading.Timer(0.3, training.gate.set).start()
-    # It waits for the memory that the save before still needs.
-    training.step(waits=False, stop_signal=15.0)
+    training.gate.clear()
+    timer = threading.Timer(0.3, training.gate.set)
+    if not is_async:
+        timer.start()
+    training.step(waits=False)
+    if is_async:
+        training.told.clear()
+        timer.start()
+        # It waits for the memory that the save before still needs.
+        training.step(waits=False, stop_signal=15.0)
     assert len(training.told) > 2, "a step itself says it once"
     assert training.told[0].startswith("checkpoint of step 4 to storage: ")
 
