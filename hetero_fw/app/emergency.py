@@ -47,7 +47,7 @@ def build_emergency_save(
     watch = LimitWatch(limit_rule(cfg))
     return EmergencySave(
         source=source,
-        save_now=checkpointing.save_now,
+        save_soon=checkpointing.save_soon,
         watch=watch,
         telemetry=TelemetryThread(
             _sources(cfg, watched),

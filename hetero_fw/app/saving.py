@@ -101,6 +101,16 @@ def build_saver(
     )
 
 
+def longest_save_s(ckpt: DictConfig) -> float:
+    """Seconds after which no save is on its way to any tier, whatever hung.
+
+    Of each tier: the verdict comes within 4/3 of `ckpt.timeout_s`, an upload may have to wait as
+    long for the one before it, retention may take 1 more, and clearing up ends within the rest.
+    """
+    num_tiers = 1 if ckpt.tiers.local is None else 2
+    return float(4.0 * num_tiers * ckpt.timeout_s)
+
+
 def _begin_writer(rank: int) -> None:
     """First of all in the process that writes."""
     die_with_parent()
@@ -142,6 +152,8 @@ def build_checkpointing(
         first_step=start_step,
         max_steps=context.cfg.trainer.max_steps,
         rank=context.rank,
+        events=context.events,
+        close_timeout_s=longest_save_s(context.cfg.ckpt),
     )
 
 

@@ -29,6 +29,7 @@ from hetero_fw.app.saving import (
     build_saver,
     build_schedules,
     is_stored,
+    longest_save_s,
 )
 from hetero_fw.app.space import check_space_of
 from hetero_fw.app.trainer import build_trainer
@@ -151,7 +152,7 @@ def _take_down(context: RankContext, training: _Training) -> None:
         callback.teardown(training.trainer, training.module, "fit")
     training.module.teardown("fit")
     if training.saver is not None:
-        training.saver.close(timeout_s=context.cfg.recovery.process_group_timeout_s)
+        training.saver.close(timeout_s=longest_save_s(context.cfg.ckpt))
 
 
 def _finish(context: RankContext, training: _Training) -> RankEnd:
@@ -162,7 +163,7 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
     """
     trainer = training.trainer
     if training.saver is not None:
-        training.saver.close(timeout_s=context.cfg.recovery.process_group_timeout_s)
+        training.saver.close(timeout_s=longest_save_s(context.cfg.ckpt))
         clear_node_directory(context, is_stored(context, trainer.global_step))
     if training.checkpointing.was_preempted:
         return RankEnd.PREEMPTED

@@ -10,13 +10,12 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from hetero_fw.callbacks.save_progress import SaveProgressLines
 from hetero_fw.callbacks.tier_schedule import TierSchedule, from_number, to_number
 from hetero_fw.checkpoint import CheckpointSaver
+from hetero_fw.monitoring import EventLog, EventName
 from hetero_fw.parallel import StepSource
 from hetero_fw.policies import Tier
-
-PROGRESS_INTERVAL_S = 10.0
-_CLOSE_TIMEOUT_S = 600.0
 
 
 class StopSource(Protocol):
@@ -38,6 +37,8 @@ class AdaptiveCheckpoint(Callback):
         save: hands the training as it stands to `saver`, for a step, a reason and tiers.
         first_step: the step training starts from.
         max_steps: the step it ends with.
+        events: told of saves that are postponed.
+        close_timeout_s: longest wait for the saves in flight at the end.
         announce: shows a line to the user.
     """
 
@@ -52,6 +53,8 @@ class AdaptiveCheckpoint(Callback):
         first_step: int,
         max_steps: int,
         rank: int,
+        events: EventLog,
+        close_timeout_s: float,
         announce: Callable[[str], None] = print,
     ) -> None:
         self._source = source
@@ -62,12 +65,15 @@ class AdaptiveCheckpoint(Callback):
         self._step = first_step
         self._max_steps = max_steps
         self._rank = rank
-        self._announce = announce
+        self._events = events
+        self._close_timeout_s = close_timeout_s
+        self._progress = SaveProgressLines(saver if rank == 0 else None, announce)
         self._saving: frozenset[Tier] = frozenset()
         self._wanted: dict[Tier, None] = {}
         self._why: dict[str, None] = {}
         self._reasons: dict[Tier, str] = {}
-        self._told_s = time.perf_counter()
+        self._owed: dict[Tier, str] = {}  # what an emergency wants there, and nobody could yet
+        self._awaited_step: int | None = None
         self._began_s = self._boundary_s = time.perf_counter()
         self._is_disturbed = True  # the first step warms up
         self._stood_still_s = 0.0
@@ -90,14 +96,34 @@ class AdaptiveCheckpoint(Callback):
         elapsed_s = time.perf_counter() - self._began_s
         reasons: dict[Tier, str] = {}
         for schedule in self._schedules:
+            in_flight = self._in_the_way(schedule, saving)
             decision = schedule.decide(
-                self._step + 1, elapsed_s, save_in_flight=schedule.tier in saving
+                self._step + 1, elapsed_s, save_in_flight=in_flight is not None
             )
             if decision.save:
                 reasons[schedule.tier] = decision.reason
-        if reasons and self._schedules[0].tier in saving and self._step + 1 < self._max_steps:
-            return {}  # what goes further goes through the nearest tier
+            elif in_flight is not None and schedule.num_postponed == 1:
+                self._tell_postponed(schedule, self._step + 1, in_flight, decision.reason)
         return reasons
+
+    def _in_the_way(self, schedule: TierSchedule, saving: frozenset[Tier]) -> TierSchedule | None:
+        """The tier whose save in flight a save to that of `schedule` has to wait for."""
+        # What goes further goes through the nearest tier.
+        ways = (schedule, *self._schedules[:1])
+        return next((way for way in ways if way.tier in saving), None)
+
+    def _tell_postponed(
+        self, schedule: TierSchedule, step: int, in_flight: TierSchedule, reason: str
+    ) -> None:
+        """One rank, once for each postponement: a save after `step` is due and has to wait."""
+        self._events.write(
+            EventName.CHECKPOINT_POSTPONED,
+            step,
+            tier=schedule.tier,
+            in_flight_tier=in_flight.tier,
+            in_flight_step=in_flight.last_saved_step,
+            reason=reason,
+        )
 
     @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -110,7 +136,8 @@ class AdaptiveCheckpoint(Callback):
             for schedule in behind:
                 schedule.save_began(self._step)
             reason = f"final step {self._step}, which was not there yet"
-            self._save_training(self._step, reason, [schedule.tier for schedule in behind])
+            with self._progress.while_waiting():
+                self._save_training(self._step, reason, [schedule.tier for schedule in behind])
 
     @override
     def on_train_batch_end(
@@ -130,8 +157,9 @@ class AdaptiveCheckpoint(Callback):
             self.save_now(f"stop by signal {signal_number}")
         elif wanted := from_number(reports[0].wants_save):
             self._want(wanted, "; ".join(dict.fromkeys(self._reasons.values())))
+        self._settle_owed()
         self._collect()
-        self._tell_progress()
+        self._progress.tell()
         if signal_number and self._step < self._max_steps:
             self.was_preempted = True
             trainer.should_stop = True
@@ -152,6 +180,40 @@ class AdaptiveCheckpoint(Callback):
         behind = [s.tier for s in self._schedules if self._step > s.last_saved_step]
         if behind:
             self._want([schedule.tier for schedule in self._schedules], reason)
+
+    def save_soon(self, reason: str) -> bool:
+        """Save the step that has just ended to the tiers that are free; to the others a later one.
+
+        All ranks call it in the same step, and act alike: what is free is what all have reported.
+
+        Returns:
+            False if not even the nearest tier is free. Waiting for it here would hold up every
+            rank for as long as its storage takes: ask again after the next step.
+        """
+        if not self._schedules:
+            return True
+        nearest = self._schedules[0]
+        busy = {s.tier: s for s in self._schedules if s.tier in self._saving}
+        if nearest.tier in busy:
+            self._tell_awaited(nearest, reason)
+            return False
+        self._want([s.tier for s in self._schedules if s.tier not in busy], reason)
+        for tier, schedule in busy.items():
+            self._owed[tier] = f"{reason}; {tier} was not free at step {self._step}"
+            if self._rank == 0:
+                self._tell_postponed(schedule, self._step, schedule, reason)
+        return True
+
+    def _tell_awaited(self, nearest: TierSchedule, reason: str) -> None:
+        """Rank 0: an emergency save waits for the one in flight; it asks after every step."""
+        if self._rank == 0 and self._awaited_step != nearest.last_saved_step:
+            self._awaited_step = nearest.last_saved_step
+            self._tell_postponed(nearest, self._step, nearest, reason)
+
+    def _settle_owed(self) -> None:
+        """Save to the tiers that were not free in an emergency, now that all of them are."""
+        if self._owed and not self._saving:
+            self._want(tuple(self._owed), "; ".join(dict.fromkeys(self._owed.values())))
 
     def _want(self, tiers: Collection[Tier], reason: str) -> None:
         self._wanted |= dict.fromkeys(tiers)
@@ -181,7 +243,9 @@ class AdaptiveCheckpoint(Callback):
         for schedule in self._schedules:
             if schedule.tier in wanted:
                 schedule.save_began(self._step)
-        self._save_training(self._step, reason, wanted)
+                self._owed.pop(schedule.tier, None)
+        with self._progress.while_waiting():
+            self._save_training(self._step, reason, wanted)
         self._is_disturbed = True
         self.stand_still(time.perf_counter() - began_s)
 
@@ -199,20 +263,6 @@ class AdaptiveCheckpoint(Callback):
                 if schedule.tier == outcome.tier:
                     schedule.save_ended(outcome)
 
-    def _tell_progress(self) -> None:
-        """Rank 0: say every few seconds how far a long save is."""
-        progress = self._saver.progress() if self._saver is not None and self._rank == 0 else None
-        now_s = time.perf_counter()
-        if progress is None:
-            self._told_s = now_s
-        elif now_s - self._told_s >= PROGRESS_INTERVAL_S:
-            self._told_s = now_s
-            share = progress.num_bytes / max(1, progress.size_bytes)
-            self._announce(
-                f"checkpoint of step {progress.step} to {progress.tier}: {share:.0%} of rank 0's "
-                f"{progress.size_bytes / 1e9:.3g} GB written after {progress.taken_s:.0f} s"
-            )
-
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validation_began_s = time.perf_counter()
@@ -226,5 +276,6 @@ class AdaptiveCheckpoint(Callback):
     @override
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._saver is not None:
-            self._saver.wait(_CLOSE_TIMEOUT_S)
+            with self._progress.while_waiting():
+                self._saver.wait(self._close_timeout_s)
             self._collect()

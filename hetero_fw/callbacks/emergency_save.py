@@ -95,7 +95,8 @@ class EmergencySave(Callback):
 
     Args:
         source: the strategy.
-        save_now: saves the step that has just ended, for a reason, unless it is saved already.
+        save_soon: saves the step that has just ended, for a reason; False, on all ranks alike, if
+            it cannot yet.
         watch: the limits; `telemetry` feeds it.
         signals: requests from outside. `clock` is the one they are noted by.
     """
@@ -104,7 +105,7 @@ class EmergencySave(Callback):
         self,
         *,
         source: StepSource,
-        save_now: Callable[[str], None],
+        save_soon: Callable[[str], bool],
         watch: LimitWatch,
         telemetry: Telemetry,
         signals: SignalSource,
@@ -113,7 +114,7 @@ class EmergencySave(Callback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
-        self._save_now = save_now
+        self._save_soon = save_soon
         self._watch = watch
         self._telemetry = telemetry
         self._signals = signals
@@ -152,14 +153,14 @@ class EmergencySave(Callback):
         batch_idx: int,
     ) -> None:
         reports = self._source.finished_step.reports
-        # What is asked for during a save is asked for again after each step until that save ended:
-        # waiting for it here would hold up every rank for as long as its storage takes.
-        if any(report.emergency for report in reports) and not _is_saving(reports):
+        if any(report.emergency for report in reports):
             self._save(reports, trainer.global_step)
 
     def _save(self, reports: tuple[StepReport, ...], step: int) -> None:
         rank = next(index for index, report in enumerate(reports) if report.emergency)
-        self._save_now(f"emergency save asked for by rank {rank}: {_cause(reports[rank])}")
+        # What cannot be saved yet is asked for again after the next step.
+        if not self._save_soon(f"emergency save asked for by rank {rank}: {_cause(reports[rank])}"):
+            return
         if any(report.emergency > 0 for report in reports):
             self._watch.conclude()
         if any(report.emergency < 0 for report in reports):
@@ -179,10 +180,6 @@ class EmergencySave(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         self._telemetry.stop()
-
-
-def _is_saving(reports: tuple[StepReport, ...]) -> bool:
-    return any(report.is_saving for report in reports)
 
 
 def _cause(report: StepReport) -> str:

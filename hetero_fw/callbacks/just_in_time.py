@@ -115,10 +115,10 @@ class JustInTimeCheckpoint(Callback):
         is_saved = False
         if step is None and self._step is not None:
             self._announce(
-                f"rank {self._rank} has raised while step {self._step} was not at rest: the newest "
-                "checkpoint is what is left"
+                f"rank {self._rank} has raised while weights changed after step {self._step}, so "
+                f"nothing is saved now; {self._saver.safe.tell()}"
             )
-        if step is not None and step not in (pending, self._saver.safe_step):
+        if step is not None and step not in (pending, self._saver.safe.step):
             decision = self._decide(step)
             outcome = self._ask(exception) if decision.save else decision.reason
             is_saved = _is_saved(outcome)
@@ -137,7 +137,7 @@ class JustInTimeCheckpoint(Callback):
         return decide_just_in_time(
             JustInTimeObservation(
                 step=step,
-                safe_step=self._saver.safe_step or 0,
+                safe_step=self._saver.safe.step or 0,
                 step_time_s=nearest.step_time_s,
                 save_time_s=nearest.persist_time_s,
                 grace_s=self._grace_s,
@@ -172,7 +172,10 @@ class JustInTimeCheckpoint(Callback):
         if is_saved:
             self._announce(f"rank {self._rank} has raised; step {step} is saved: {decision.reason}")
         elif decision.save:
-            self._announce(f"rank {self._rank} has raised; step {step} is not saved: {why}")
+            self._announce(
+                f"rank {self._rank} has raised; step {step} is not saved: {why}; "
+                f"{self._saver.safe.tell()}"
+            )
 
 
 def _is_saved(outcome: SaveOutcome | str) -> bool:

@@ -48,7 +48,7 @@ class TierSchedule:
         self._meter = SaveCostMeter(history.saves[tier])
         self._max_steps = max_steps
         self._num_saves = 0
-        self._num_postponed = 0
+        self.num_postponed = 0  # steps in a row for which the save that is due has had to wait
         self._num_failed = 0
         self._committed_step = first_step
 
@@ -87,12 +87,12 @@ class TierSchedule:
                 interval=decide_interval(self._rule, observed),
                 is_final=step >= self._max_steps,
                 save_in_flight=save_in_flight and step < self._max_steps,
-                num_postponed=self._num_postponed,
+                num_postponed=self.num_postponed,
                 num_failed=self._num_failed,
                 last_failed_step=self.last_saved_step,
             )
         )
-        self._num_postponed = self._num_postponed + 1 if decision.is_postponed else 0
+        self.num_postponed = self.num_postponed + 1 if decision.is_postponed else 0
         return decision
 
     def step_ended(self, taken_s: float, *, is_disturbed: bool) -> None:

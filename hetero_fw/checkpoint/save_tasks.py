@@ -53,9 +53,15 @@ class WritePart:
                 culprit = first_non_finite(source, self.layout, self.may_be_infinite)
                 if culprit is not None:
                     raise CheckpointError(f"{culprit} is not finite")
-            spec = replace(self.spec, on_point=_Counting(self.spec.on_point, on_progress))
+
+            def write() -> WrittenShard:
+                # Each try writes everything, and counts from nothing.
+                on_point = _Counting(self.spec.on_point, on_progress)
+                spec = replace(self.spec, on_point=on_point)
+                return self.place.write_shard(spec, source, self.layout)
+
             return retry_storage(
-                lambda: self.place.write_shard(spec, source, self.layout),
+                write,
                 time_left_s=self.time_left_s,
                 needed_bytes=self.layout.size,
                 free_bytes=self.place.free_bytes,

@@ -155,9 +155,9 @@ class CheckpointSaver:
         return tuple(writer.tier for writer in self._writers)
 
     @property
-    def safe_step(self) -> int | None:
+    def safe(self) -> SafeStep:
         """Newest step that is published anywhere, as far as this rank knows."""
-        return self._safe.step
+        return self._safe
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Do ahead what else the first save of `tensors` would do: plan it, get the memory.
@@ -348,7 +348,10 @@ class CheckpointSaver:
         for writer in self._writers:
             lost = writer.executor.check()
             if lost is not None:
-                writer.emit(EventName.WRITER_RESTART, step, tier=writer.tier, reason=lost)
+                told = f"{lost}; {self._safe.tell()}"
+                writer.emit(
+                    EventName.WRITER_RESTART, step, tier=writer.tier, reason=lost, message=told
+                )
 
     def _targets(self, step: int, tiers: Collection[Tier]) -> list[Target]:
         return [(writer, SaveHandle(step)) for writer in self._writers if writer.tier in tiers]

@@ -20,6 +20,7 @@ class EventName(StrEnum):
     ATTEMPT_START = "attempt_start"
     PLAN = "plan"
     RESTORED = "restored"
+    CHECKPOINT_POSTPONED = "checkpoint_postponed"
     CHECKPOINT_STARTED = "checkpoint_started"
     CHECKPOINT_STAGED = "checkpoint_staged"
     CHECKPOINT_COMMITTED = "checkpoint_committed"

@@ -39,7 +39,7 @@ def test_watching_costs_a_step_next_to_nothing(tmp_path: Path) -> None:
     module: Any = None
     callback = EmergencySave(
         source=source,
-        save_now=lambda reason: None,
+        save_soon=lambda reason: True,
         watch=watch,
         telemetry=thread,
         signals=SaveRequest(),

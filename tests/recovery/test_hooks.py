@@ -63,7 +63,8 @@ def test_a_step_that_a_hook_has_half_done_is_not_saved(
     run = train(*fault, "ckpt.interval_steps=100")
     assert run.returncode == 0, run.output
     assert not [event for event in run.events("emergency_save") if event["is_saved"]]
-    assert "rank 0 has raised while step" in run.output
+    told = "rank 0 has raised while weights changed after step 7, so nothing is saved now; "
+    assert f"{told}no checkpoint is safe yet, a restart begins at step 0" in run.output
     assert digest_of(run.run_dir) == digest_of(hooked)
 
 
@@ -73,7 +74,9 @@ def test_a_module_with_state_of_its_own_is_not_saved_in_the_middle_of_a_step(
     fault = using("CountingGPT", fail_rank=1, fail_step=9, marker=tmp_path / "done")
     run = train(*fault)
     assert run.returncode == 0, run.output
+    assert "rank 1 has raised; step 8 is not saved: " in run.output
     assert "on_save_checkpoint of" in run.output
+    assert "; step 6 is safe, a restart goes on from it" in run.output
     assert run.events("restored")[0]["step"] == 6
     assert digest_of(run.run_dir) == digest_of(hooked)
 

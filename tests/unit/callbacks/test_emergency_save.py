@@ -50,7 +50,7 @@ class Ranks:
     def _callback(self, rank: int) -> EmergencySave:
         return EmergencySave(
             source=self,  # type: ignore[arg-type]
-            save_now=lambda reason: self.saved.append((self.step, rank, reason)),
+            save_soon=lambda reason: self._save(rank, reason),
             watch=self.watches[rank],
             telemetry=self.telemetry,
             signals=self.signals[rank],
@@ -58,6 +58,12 @@ class Ranks:
             rank=rank,
             clock=self.clock,
         )
+
+    def _save(self, rank: int, reason: str) -> bool:
+        if any(report.is_saving for report in self.finished_step.reports):
+            return False
+        self.saved.append((self.step, rank, reason))
+        return True
 
     def read(self, rank: int, value: float) -> None:
         self.watches[rank].observe(Reading(values={MEMORY: value}))

@@ -167,6 +167,27 @@ def test_a_save_waits_for_the_one_before_and_says_so(
         assert torch.equal(loaded["model.weight"], weights(step)["model.weight"])
 
 
+def test_a_write_that_is_tried_again_counts_from_nothing(tmp_path: Path) -> None:
+    shares: list[float] = []
+    failures = [TimeoutError("not now")] * 2
+
+    def on_point(point: SavePoint) -> None:
+        if point is SavePoint.SHARD_PIECE:
+            progress = saver.progress()
+            assert progress is not None
+            shares.append(progress.num_bytes / progress.size_bytes)
+        if point is SavePoint.SHARD_WRITTEN and failures:
+            raise failures.pop()
+
+    saver = make_saver(tmp_path, on_point=on_point)
+    assert save(saver, 1, weights(1, size=10**6)).ok
+    num_pieces = len(shares) // 3
+    assert num_pieces > 1
+    assert shares == shares[:num_pieces] * 3
+    assert shares[0] == 0.0
+    assert max(shares) < 1.0
+
+
 def test_storage_that_hangs_is_given_up_and_works_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,9 @@ def test_a_writer_killed_between_saves_is_reported_and_replaced(
         return bool(restarts(events))
 
     wait_for(is_reported)
-    assert restarts(events) == [f"the writer's process {first} was killed by SIGKILL"]
+    reason = f"the writer's process {first} was killed by SIGKILL"
+    assert restarts(events) == [reason]
+    assert events[-1][2]["message"] == f"{reason}; step 1 is safe, a restart goes on from it"
     assert save(saver, 2, weights(2)).ok
     assert process.pid != first
     assert len(restarts(events)) == 1

@@ -36,6 +36,15 @@ TWO_TIERS = (
     *staged(108.0, 6, 0.04),
     committed(108.1, 6, "local", 0.04, 0.3),
     committed(108.6, 6, "storage", 0.0, 0.5),
+    event(
+        "checkpoint_postponed",
+        108.3,
+        7,
+        tier="storage",
+        in_flight_tier="storage",
+        in_flight_step=6,
+        reason="postponed, the last save is in flight",
+    ),
     *staged(108.7, 7, 0.06),
     event(
         "checkpoint_failed",
