@@ -351,7 +351,11 @@ class TierWriter:
         try:
             self._retirement.after_save(job.spec.step, job.spec.on_point)
         except Exception as error:  # noqa: BLE001  # the checkpoint is there all the same
-            logger.warning("old checkpoints were not removed: %s", self._reason(job, error))
+            logger.warning(
+                "old checkpoints were not removed: %s; %s",
+                self._reason(job, error),
+                self._safe.tell(),
+            )
 
     def _reason(self, job: SaveJob, error: Exception) -> str:
         """Why it failed; behind any error of a stale attempt is that it is one."""
