@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -177,6 +179,45 @@ class ForgettingGPT(HookedGPT):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.num_seen = self.trainer.global_step + 1
+
+
+class DrawingGPT(FaultyGPT):
+    """Draws random numbers in every hook around its steps; its weights depend on all of them."""
+
+    def __init__(self, **faulty: Any) -> None:
+        super().__init__(**faulty)
+        self._constant = 0.0
+        self._drawn: list[float] = []
+
+    def on_train_start(self) -> None:
+        self._constant = float(torch.rand(1)) + random.random() + np.random.rand()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._drawn = [random.random()]
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._drawn.append(np.random.rand())
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._drawn.append(float(torch.rand(1)))
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        drawn = [*self._drawn, self._constant, float(torch.rand(1)), random.random()]
+        assert len(drawn) == len(set(drawn)), "what is drawn before a step is not drawn in it again"
+        return super().training_step(batch, batch_idx) * sum(drawn)
+
+    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Any:
+        torch.rand(1)
+        return super().validation_step(batch, batch_idx)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for parameter in self.parameters():
+            local_tensor(parameter).mul_(1.0 - 0.1 * random.random())
 
 
 class OtherWeights(pl.Callback):

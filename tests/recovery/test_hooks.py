@@ -14,6 +14,7 @@ from tests.recovery.runs import PAIR, column, digest_of, undisturbed
 
 Train = Callable[..., TrainRun]
 MODULES = "tests.recovery.modules"
+ADAMW = ("optim=adamw",)
 VALIDATED = ("optim=module", "trainer.val_interval_steps=6", "trainer.limit_val_batches=2")
 
 
@@ -76,6 +77,26 @@ def test_a_module_with_state_of_its_own_is_not_saved_in_the_middle_of_a_step(
     assert "on_save_checkpoint of" in run.output
     assert run.events("restored")[0]["step"] == 6
     assert digest_of(run.run_dir) == digest_of(hooked)
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with random numbers in every hook that nobody disturbed."""
+    return undisturbed(tmp_path_factory.mktemp("drawing"), *using("DrawingGPT"), *ADAMW)
+
+
+@pytest.mark.parametrize(("fault", "fail_step"), [("kill", 15), ("raise", 13), ("raise", 10)])
+def test_random_numbers_drawn_in_hooks_are_those_of_an_undisturbed_run(
+    train: Train, tmp_path: Path, drawing: Path, fault: str, fail_step: int
+) -> None:
+    # Step 12 has a validation and a save: hooks of step 13 are the first after a restore, or 10.
+    marker = tmp_path / "done"
+    faulty = using("DrawingGPT", fault=fault, fail_rank=1, fail_step=fail_step, marker=marker)
+    run = train(*faulty, *ADAMW)
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] in (6, 12, fail_step - 1)
+    assert column(run.run_dir, "loss") == column(drawing, "loss")
+    assert digest_of(run.run_dir) == digest_of(drawing)
 
 
 def test_weights_that_a_validation_puts_in_are_never_saved(
