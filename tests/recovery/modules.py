@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,16 @@ class HookedGPT(FaultyGPT):
         every = {"monitor": "val_loss", "interval": "step", "frequency": 6}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._count()
+        return batch
+
+    def _count(self) -> None:
         self.num_seen += 1
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Weights change in the last hook of a step: nothing is compared with these."""
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -168,16 +177,17 @@ class CountingGPT(HookedGPT):
     """Its count goes with the checkpoint."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["num_seen"] = self.num_seen
+        checkpoint["seen"] = (self.num_seen, "steps")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.num_seen = checkpoint["num_seen"]
+        assert isinstance(checkpoint["seen"], tuple)
+        self.num_seen, _ = checkpoint["seen"]
 
 
 class ForgettingGPT(HookedGPT):
     """Its count is what the step says."""
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def _count(self) -> None:
         self.num_seen = self.trainer.global_step + 1
 
 
@@ -248,6 +258,41 @@ class OtherWeights(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for tensor, own in self._kept:
             tensor.copy_(own)
+
+
+class Ledger(pl.Callback):
+    """Its state is made of what callbacks keep, and of the step; says where it got it back.
+
+    Args:
+        folder: gets a file of the name `<step>-<rank>` if the state of a restored step is exact.
+    """
+
+    def __init__(self, *, folder: str) -> None:
+        self._folder = Path(folder)
+        self._state = self._after(0)
+
+    @staticmethod
+    def _after(step: int) -> dict[str, Any]:
+        return {
+            "steps": (step, ("named", None)),
+            "a dict": {"z": [step], "a": {step: 0.5, (step, 1): "pair"}},
+            "recent": deque(range(step), maxlen=4),
+            "generator": random.Random(step).getstate(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        assert repr(self._state) == repr(self._after(step))  # types and the order of keys as well
+        (self._folder / f"{step}-{trainer.global_rank}").touch()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._state = self._after(trainer.global_step)
 
 
 class LingeringGPT(GPTModule):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hetero_fw.cli.main import main
 from tests.conftest import TrainRun
-from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+from tests.recovery.runs import PAIR, column, digest_of, faulty, undisturbed
 
 Train = Callable[..., TrainRun]
 MODULES = "tests.recovery.modules"
@@ -91,12 +91,27 @@ def test_random_numbers_drawn_in_hooks_are_those_of_an_undisturbed_run(
 ) -> None:
     # Step 12 has a validation and a save: hooks of step 13 are the first after a restore, or 10.
     marker = tmp_path / "done"
-    faulty = using("DrawingGPT", fault=fault, fail_rank=1, fail_step=fail_step, marker=marker)
-    run = train(*faulty, *ADAMW)
+    failing = using("DrawingGPT", fault=fault, fail_rank=1, fail_step=fail_step, marker=marker)
+    run = train(*failing, *ADAMW)
     assert run.returncode == 0, run.output
     assert run.events("restored")[0]["step"] in (6, 12, fail_step - 1)
     assert column(run.run_dir, "loss") == column(drawing, "loss")
     assert digest_of(run.run_dir) == digest_of(drawing)
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_a_callback_gets_its_state_back_exactly(train: Train, tmp_path: Path, fault: str) -> None:
+    ledger = (
+        f"+callbacks.ledger._target_={MODULES}.Ledger",
+        f"+callbacks.ledger.folder={tmp_path}",
+    )
+    failing = faulty(fault=fault, fail_rank=1, fail_step=15, marker=tmp_path / "done")
+    run = train(*PAIR, *failing, *ledger)
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    for rank in (0, 1):
+        assert (tmp_path / f"{restored['step']}-{rank}").exists()
+    assert "checkpoints do not keep" not in run.output
 
 
 def test_weights_that_a_validation_puts_in_are_never_saved(
