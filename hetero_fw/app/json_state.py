@@ -83,8 +83,8 @@ _TAG_OF_FORM = {form.type: tag for tag, form in _FORMS.items()}
 def to_plain(value: Any, on_lost: Callable[[str], None] | None = None, path: str = "") -> Any:
     """JSON-able copy of nested containers, numbers, strings, bytes, small tensors and arrays.
 
-    What has no such form is None in it. Instances of a container's subclass, of a named tuple for
-    one, become that container.
+    What has no such form is None in it. Instances of a subclass become what they derive from: a
+    named tuple a tuple, a member of an `IntEnum` an int. Of a time zone the offset is kept.
 
     Args:
         value: what is kept.
@@ -121,9 +121,13 @@ class _Writer:
 
     def _write(self, value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            return write_tensor(value, _TENSOR)
+            written = write_tensor(value, _TENSOR)
+            self._kind(value, (Tensor,), path)
+            return written
         if isinstance(value, np.ndarray):
-            return write_array(value, _ARRAY)
+            written = write_array(value, _ARRAY)
+            self._kind(value, (np.ndarray,), path)
+            return written
         if isinstance(value, np.generic):
             return write_array(np.asarray(value), _SCALAR)
         is_short = type(value) is int and value.bit_length() <= _MAX_INT_BITS
@@ -132,9 +136,10 @@ class _Writer:
             return {tag: _FORMS[tag].write(value)}
         if isinstance(value, dict | list | tuple | set | frozenset | deque):
             return self._write_container(value, path)
-        if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, bool | int | float | str):
+            self._kind(value, (bool, int, float, str), path)
             return value
-        return self._lose(path, type(value).__name__)
+        return None if value is None else self._lose(path, type(value).__name__)
 
     def _lose(self, path: str, what: str) -> None:
         self._on_lost(f"{path} ({what})")
@@ -176,6 +181,7 @@ class _Writer:
         return {_TAG_OF_DICT.get(kind, _ITEMS): pairs, **made_by}
 
     def _kind(self, value: Any, kinds: tuple[type, ...], path: str) -> Any:
+        """Which of `kinds` it is an instance of; says so if it is of a subclass."""
         kind = next(kind for kind in kinds if isinstance(value, kind))
         if type(value) is not kind:
             self._on_lost(f"{path} as {type(value).__name__} but as {kind.__name__}")

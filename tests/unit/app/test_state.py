@@ -9,6 +9,7 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
+from enum import IntEnum, StrEnum
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
@@ -116,6 +117,19 @@ def test_what_json_cannot_hold_is_left_out() -> None:
 class Point(NamedTuple):
     x: int
     y: int
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Mode(StrEnum):
+    FAST = "fast"
+
+
+class Shown(str):
+    def __str__(self) -> str:
+        return "something else"
 
 
 class Table(dict[str, int]):
@@ -256,6 +270,10 @@ def test_complex_tensors(shape: tuple[int, ...]) -> None:
     [
         (Point(1, 2), (1, 2), "cb.x as Point but as tuple"),
         (Table(a=1), {"a": 1}, "cb.x as Table but as dict"),
+        (Level.LOW, 1, "cb.x as Level but as int"),
+        (Mode.FAST, "fast", "cb.x as Mode but as str"),
+        (Shown("text"), "text", "cb.x as Shown but as str"),
+        (nn.Parameter(torch.tensor(2.0)), torch.tensor(2.0), "cb.x as Parameter but as Tensor"),
         (defaultdict(lambda: 3, a=1), {"a": 1}, "cb.x.default_factory (function)"),
         (object(), None, "cb.x (object)"),
         (nn.Identity(), None, "cb.x (Identity)"),
@@ -275,9 +293,10 @@ def test_complex_tensors(shape: tuple[int, ...]) -> None:
 )
 def test_what_is_not_kept_as_it_was_is_said(value: Any, kept: Any, said: str) -> None:
     told: list[str] = []
-    assert from_plain(json.loads(json.dumps(to_plain({"x": value}, told.append, "cb")))) == {
-        "x": kept
-    }
+    written = to_plain({"x": value}, told.append, "cb")
+    back = from_plain(json.loads(json.dumps(written)))
+    assert back == {"x": kept}
+    assert type(back["x"]) is type(kept)
     assert told == [said]
 
 
