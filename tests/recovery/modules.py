@@ -127,6 +127,17 @@ class DivergingGPT(GPTModule):
         raise RuntimeError("interrupted on purpose")
 
 
+class ShapedPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """Has a function among its attributes, which no checkpoint can hold."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, **plateau: Any) -> None:
+        super().__init__(optimizer, **plateau)
+        self.shape = lambda metric: metric
+
+    def step(self, metrics: Any, epoch: Any = None) -> None:
+        super().step(self.shape(metrics))
+
+
 class HookedGPT(FaultyGPT):
     """Does in its hooks what users do there: its results depend on every one of them.
 
@@ -141,9 +152,7 @@ class HookedGPT(FaultyGPT):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, mode="max", factor=0.5, patience=0
-        )
+        schedule = ShapedPlateau(optimizer, mode="max", factor=0.5, patience=0)
         every = {"monitor": "val_loss", "interval": "step", "frequency": 6}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hetero_fw.app.json_state import from_plain, to_plain
+from hetero_fw.app.optimizer_settings import Changes, OptimizerSettings
 from hetero_fw.app.state import Monitored
 from hetero_fw.checkpoint import Metric
 
@@ -318,6 +319,26 @@ def test_what_an_older_release_has_written_is_read() -> None:
     array = from_plain({"__array__": [1, 2], "dtype": "int16"})
     assert array.tolist() == [1, 2]
     assert array.dtype == np.int16
+
+
+def test_settings_that_an_older_release_has_kept_have_not_changed() -> None:
+    settings = OptimizerSettings(
+        classes=("AdamW",),
+        groups=({"betas": (0.9, 0.95), "lr": np.float64(0.5), "eps": torch.tensor(0.1).double()},),
+        schedules=({"type": "MultiStepLR", "milestones": Counter([3]), "shape": lambda x: x},),
+    )
+    eps = {"__tensor__": torch.tensor(0.1).double().item(), "dtype": "float64"}
+    older = {
+        "classes": ["AdamW"],
+        "groups": [{"betas": [0.9, 0.95], "lr": 0.5, "eps": eps}],
+        "schedules": [
+            {"type": "MultiStepLR", "milestones": {"__counter__": [[3, 1]]}, "shape": None}
+        ],
+    }
+    told: list[str] = []
+    assert to_plain(settings.kept(), told.append) == older
+    assert told == []
+    assert settings.changes_since(json.loads(json.dumps(older))) == Changes()
 
 
 def test_a_file_names_no_function() -> None:
