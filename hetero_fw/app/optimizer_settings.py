@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -68,21 +69,21 @@ class OptimizerSettings:
         classes = tuple(map(optimizer_class, trainer.optimizers))
         return cls(classes=classes, groups=tuple(groups), schedules=tuple(schedules))
 
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON values, to be kept with a checkpoint."""
+    def kept(self) -> dict[str, Any]:
+        """What of them is kept with a checkpoint, where `to_plain` writes it."""
         return {
             "classes": list(self.classes),
-            "groups": to_plain(self.groups),
-            "schedules": to_plain(self.schedules),
+            "groups": _simplified(self.groups),
+            "schedules": _simplified(self.schedules),
         }
 
     def changes_since(self, saved: Mapping[str, Any]) -> Changes:
-        """What differs from `saved`, the `to_plain` of another attempt.
+        """What differs from `saved`, what was `kept` of another attempt, as `to_plain` wrote it.
 
         It has as many groups, unless its optimizer is of another class: of that one nothing is
         restored.
         """
-        own = self.to_plain()
+        own = to_plain(self.kept())
         before = saved.get("classes", own["classes"])  # an older release did not say
         if before != own["classes"]:
             told = (
@@ -142,6 +143,17 @@ class OptimizerSettings:
 
 def _groups(trainer: pl.Trainer) -> list[dict[str, Any]]:
     return [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+
+
+def _simplified(value: Any) -> Any:
+    """Only lists and Python's numbers, so that what older releases have kept compares equal."""
+    if isinstance(value, list | tuple):
+        return [_simplified(item) for item in value]
+    if type(value) is dict:
+        return {key: _simplified(item) for key, item in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    return None if callable(value) else value
 
 
 def _changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

@@ -112,7 +112,7 @@ class Restore(Callback):
     @override
     def state_dict(self) -> dict[str, Any]:
         # To tell later what the configuration has changed since.
-        return self._settings.to_plain() if self._settings is not None else {}
+        return self._settings.kept() if self._settings is not None else {}
 
 
 def _keep_metric(trainer: pl.Trainer, found: FoundCheckpoint) -> None:

@@ -27,7 +27,7 @@ def collect_state(
     return {
         "step": trainer.global_step,
         "schedulers": [
-            to_plain(config.scheduler.state_dict(), on_lost, "scheduler")
+            to_plain(_without_callables(config.scheduler.state_dict()), on_lost, "scheduler")
             for config in trainer.lr_scheduler_configs
         ],
         "loss_scale": strategy.precision.loss_scale.state_dict(),
@@ -97,6 +97,11 @@ class Monitored:
                 f"{', '.join(['loss', *sorted(logged)])}"
             )
         return None
+
+
+def _without_callables(scheduler: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler brings its functions with it, and keeps those that are not in its state."""
+    return {key: value for key, value in scheduler.items() if not callable(value)}
 
 
 def _stateful_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

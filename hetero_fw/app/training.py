@@ -106,6 +106,8 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
     boundary = StepBoundary(
         on_rest=[checkpointing.rest, *(part.rest for part in just_in_time)],
         on_move=[checkpointing.finish_staging, *(part.move for part in just_in_time)],
+        on_start=strategy.seed_start,
+        on_batch=strategy.seed_batch,
     )
     callbacks = [
         boundary,

@@ -46,8 +46,8 @@ class HeteroFSDPStrategy(ParallelStrategy):
 
     Args:
         exchange: control traffic; all ranks use it in the same order.
-        seed: with step and rank it seeds the random streams of each step, so that a resumed run
-            needs no stored generator state.
+        seed: with step and rank it seeds the random streams of each step, and of the hooks before
+            it, so that a resumed run needs no stored generator state.
         pacer: holds a rank that stands in for an absent device to that device's speed.
         make_notes: called once per step for what this rank adds to its `StepReport`.
     """
@@ -168,13 +168,23 @@ class HeteroFSDPStrategy(ParallelStrategy):
         self._result = self._finish_step(accumulated)
         return torch.tensor(self._result.loss, device=self._device)
 
+    def seed_start(self) -> None:
+        """Seed what hooks draw at the start of training: alike on all ranks, in every attempt."""
+        seed_streams("start", self._seed)
+
+    def seed_batch(self) -> None:
+        """Seed what hooks draw from when a step's batch has come until its `training_step`."""
+        module = self.lightning_module
+        assert module is not None
+        seed_streams("batch", self._seed, module.trainer.global_step, self.global_rank)
+
     def _begin_step(self) -> None:
         module = self.lightning_module
         assert module is not None
         self._began_s = time.perf_counter()
         if self.pacer is not None and not self.pacer.is_open:
             self.pacer.open()
-        seed_step(self._seed, module.trainer.global_step, self.global_rank)
+        seed_streams(self._seed, module.trainer.global_step, self.global_rank)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -308,9 +318,9 @@ class HeteroFSDPStrategy(ParallelStrategy):
         self.accelerator.teardown()
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the random streams of one step of one rank: a pure function of the three numbers."""
-    value = zlib.crc32(f"{seed}/{step}/{rank}".encode())
+def seed_streams(*key: int | str) -> None:
+    """Seed torch on all devices, numpy and random: a pure function of `key`."""
+    value = zlib.crc32("/".join(map(str, key)).encode())
     torch.manual_seed(value)
     random.seed(value)
     np.random.seed(value)

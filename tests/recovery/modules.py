@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,6 +127,17 @@ class DivergingGPT(GPTModule):
         raise RuntimeError("interrupted on purpose")
 
 
+class ShapedPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """Has a function among its attributes, which no checkpoint can hold."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, **plateau: Any) -> None:
+        super().__init__(optimizer, **plateau)
+        self.shape = lambda metric: metric
+
+    def step(self, metrics: Any, epoch: Any = None) -> None:
+        super().step(self.shape(metrics))
+
+
 class HookedGPT(FaultyGPT):
     """Does in its hooks what users do there: its results depend on every one of them.
 
@@ -138,14 +152,20 @@ class HookedGPT(FaultyGPT):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, mode="max", factor=0.5, patience=0
-        )
+        schedule = ShapedPlateau(optimizer, mode="max", factor=0.5, patience=0)
         every = {"monitor": "val_loss", "interval": "step", "frequency": 6}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._count()
+        return batch
+
+    def _count(self) -> None:
         self.num_seen += 1
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Weights change in the last hook of a step: nothing is compared with these."""
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -166,17 +186,57 @@ class CountingGPT(HookedGPT):
     """Its count goes with the checkpoint."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["num_seen"] = self.num_seen
+        checkpoint["seen"] = (self.num_seen, "steps")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.num_seen = checkpoint["num_seen"]
+        assert isinstance(checkpoint["seen"], tuple)
+        self.num_seen, _ = checkpoint["seen"]
 
 
 class ForgettingGPT(HookedGPT):
     """Its count is what the step says."""
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def _count(self) -> None:
         self.num_seen = self.trainer.global_step + 1
+
+
+class DrawingGPT(FaultyGPT):
+    """Draws random numbers in every hook around its steps; its weights depend on all of them."""
+
+    def __init__(self, **faulty: Any) -> None:
+        super().__init__(**faulty)
+        self._constant = 0.0
+        self._drawn: list[float] = []
+
+    def on_train_start(self) -> None:
+        self._constant = float(torch.rand(1)) + random.random() + np.random.rand()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._drawn = [random.random()]
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self._drawn.append(np.random.rand())
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._drawn.append(float(torch.rand(1)))
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        drawn = [*self._drawn, self._constant, float(torch.rand(1)), random.random()]
+        assert len(drawn) == len(set(drawn)), "what is drawn before a step is not drawn in it again"
+        return super().training_step(batch, batch_idx) * sum(drawn)
+
+    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Any:
+        torch.rand(1)
+        return super().validation_step(batch, batch_idx)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for parameter in self.parameters():
+            local_tensor(parameter).mul_(1.0 - 0.1 * random.random())
 
 
 class OtherWeights(pl.Callback):
@@ -221,6 +281,41 @@ class ListingGPT(GPTModule):
         with (self._folder / f"{os.getpid()}.txt").open("a") as file:
             file.writelines(f"{self.trainer.global_step + 1} {sample}\n" for sample in samples)
         return super().training_step(batch, batch_idx)
+
+
+class Ledger(pl.Callback):
+    """Its state is made of what callbacks keep, and of the step; says where it got it back.
+
+    Args:
+        folder: gets a file of the name `<step>-<rank>` if the state of a restored step is exact.
+    """
+
+    def __init__(self, *, folder: str) -> None:
+        self._folder = Path(folder)
+        self._state = self._after(0)
+
+    @staticmethod
+    def _after(step: int) -> dict[str, Any]:
+        return {
+            "steps": (step, ("named", None)),
+            "a dict": {"z": [step], "a": {step: 0.5, (step, 1): "pair"}},
+            "recent": deque(range(step), maxlen=4),
+            "generator": random.Random(step).getstate(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        assert repr(self._state) == repr(self._after(step))  # types and the order of keys as well
+        (self._folder / f"{step}-{trainer.global_rank}").touch()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._state = self._after(trainer.global_step)
 
 
 class LingeringGPT(GPTModule):

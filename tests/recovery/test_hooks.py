@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 
 from hetero_fw.cli.main import main
 from tests.conftest import TrainRun
-from tests.recovery.runs import PAIR, column, digest_of, undisturbed
+from tests.recovery.runs import PAIR, column, digest_of, faulty, undisturbed
 
 Train = Callable[..., TrainRun]
 MODULES = "tests.recovery.modules"
+ADAMW = ("optim=adamw",)
 VALIDATED = ("optim=module", "trainer.val_interval_steps=6", "trainer.limit_val_batches=2")
 
 
@@ -79,6 +80,41 @@ def test_a_module_with_state_of_its_own_is_not_saved_in_the_middle_of_a_step(
     assert "; step 6 is safe, a restart goes on from it" in run.output
     assert run.events("restored")[0]["step"] == 6
     assert digest_of(run.run_dir) == digest_of(hooked)
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with random numbers in every hook that nobody disturbed."""
+    return undisturbed(tmp_path_factory.mktemp("drawing"), *using("DrawingGPT"), *ADAMW)
+
+
+@pytest.mark.parametrize(("fault", "fail_step"), [("kill", 15), ("raise", 13), ("raise", 10)])
+def test_random_numbers_drawn_in_hooks_are_those_of_an_undisturbed_run(
+    train: Train, tmp_path: Path, drawing: Path, fault: str, fail_step: int
+) -> None:
+    # Step 12 has a validation and a save: hooks of step 13 are the first after a restore, or 10.
+    marker = tmp_path / "done"
+    failing = using("DrawingGPT", fault=fault, fail_rank=1, fail_step=fail_step, marker=marker)
+    run = train(*failing, *ADAMW)
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] in (6, 12, fail_step - 1)
+    assert column(run.run_dir, "loss") == column(drawing, "loss")
+    assert digest_of(run.run_dir) == digest_of(drawing)
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_a_callback_gets_its_state_back_exactly(train: Train, tmp_path: Path, fault: str) -> None:
+    ledger = (
+        f"+callbacks.ledger._target_={MODULES}.Ledger",
+        f"+callbacks.ledger.folder={tmp_path}",
+    )
+    failing = faulty(fault=fault, fail_rank=1, fail_step=15, marker=tmp_path / "done")
+    run = train(*PAIR, *failing, *ledger)
+    assert run.returncode == 0, run.output
+    (restored,) = run.events("restored")
+    for rank in (0, 1):
+        assert (tmp_path / f"{restored['step']}-{rank}").exists()
+    assert "checkpoints do not keep" not in run.output
 
 
 def test_weights_that_a_validation_puts_in_are_never_saved(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hetero_fw.strategies.environment import PlanEnvironment
-from hetero_fw.strategies.fsdp import seed_step
+from hetero_fw.strategies.fsdp import seed_streams
 from tests.unit.planning.examples import cluster, plan
 
 
@@ -29,14 +29,15 @@ def draw() -> tuple[float, float, float]:
     return float(torch.rand(1)), random.random(), float(np.random.rand())
 
 
-def drawn(seed: int, step: int, rank: int) -> tuple[float, float, float]:
-    seed_step(seed, step, rank)
+def drawn(*key: int | str) -> tuple[float, float, float]:
+    seed_streams(*key)
     return draw()
 
 
-def test_random_numbers_of_a_step_depend_on_three_numbers_alone() -> None:
+def test_random_numbers_depend_on_what_they_are_for_alone() -> None:
     first = drawn(1, 2, 3)
     draw()
     assert drawn(1, 2, 3) == first
     others = {drawn(0, 2, 3), drawn(1, 3, 2), drawn(1, 2, 0), drawn(12, 3, 3), drawn(1, 23, 3)}
-    assert len(others | {first}) == 6
+    others |= {drawn("batch", 1, 2, 3), drawn("start", 1)}
+    assert len(others | {first}) == 8
