@@ -284,7 +284,8 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: S
         first_attempt=stored.num_attempts,
     )
     outcome = supervisor.run(_preparer(cfg, run_dir, plan, supervisor.store))
-    _finish(cfg, run_dir, plan, outcome)
+    if run_dir.path.is_dir():  # else that is told, and there is nowhere to write to
+        _finish(cfg, run_dir, plan, outcome)
     return _EXIT_STATUS[outcome.status]
 
 
