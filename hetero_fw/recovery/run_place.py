@@ -34,15 +34,15 @@ class RunPlace:
 
     def tell_loss(self) -> str:
         """What became of the directory that is gone and of what was saved, in words."""
-        opened = f"/proc/self/fd/{self._descriptor}"
+        opened = Path(f"/proc/self/fd/{self._descriptor}")
         try:
-            now = os.readlink(opened)
+            now = str(opened.readlink())
         except OSError:
             now = _DELETED
         gone = f"the run directory {self._path} is gone"
         if now.endswith(_DELETED):
             return f"{gone}, deleted while the run worked in it"
-        safe = self._safe(RunDirectory(Path(opened)))
+        safe = self._safe(RunDirectory(opened))
         return f"{gone}, it is {now} now; {safe}"
 
     def _safe(self, run_dir: RunDirectory) -> str:
