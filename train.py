@@ -6,11 +6,23 @@ python train.py --help
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 # Processes of a run import this file again, so that all the work is behind the main guard.
 _ROOT = Path(__file__).resolve().parent
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Handles signals until the run listens itself: nothing has begun, and nothing is lost.
+
+    Not by an exception: what imports optional packages may swallow it.
+    """
+    os.write(sys.stderr.fileno(), b"stopped before training began; run it again\n")
+    os._exit(os.EX_TEMPFAIL)
 
 
 def main() -> int:
@@ -50,6 +62,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # What batch systems send. Imports take seconds; processes that are started reset handlers.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, stop_at_once)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

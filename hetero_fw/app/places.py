@@ -72,7 +72,13 @@ def leave_place(cfg: DictConfig, run_dir: RunDirectory, attempt: int) -> None:
     """End the last attempt of a run that is done; all saves have ended. Never raises."""
     root = checkpoint_root(cfg, run_dir)
     if not is_object_store(root):
-        leave_attempt(AttemptDirectories(root=root, attempt=attempt))
+        # Attempts of the same checkpoints that this directory does not know were of another one,
+        # under another paths.root; its command may still run.
+        others = set(range(attempt)).difference(run_dir.attempt_numbers())
+        leave_attempt(
+            AttemptDirectories(root=root, attempt=attempt),
+            leaves_trace=cfg.ckpt.storage is not None and bool(others),
+        )
 
 
 def look_at(root: StoragePath, prefix: str, timeout_s: float = LOOK_TIMEOUT_S) -> StoredRun:

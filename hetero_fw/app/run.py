@@ -19,7 +19,7 @@ from hetero_fw.app.left_places import check_left_places, stored_configuration
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.released import warn_of_released
-from hetero_fw.app.signals import by_name, ignore_others, save_signals, stop_signals
+from hetero_fw.app.signals import by_name, ignore_for_now, ignore_others, save_signals, stop_signals
 from hetero_fw.app.space import check_node_tier, check_space
 from hetero_fw.app.storage_settings import (
     StoredRun,
@@ -267,6 +267,7 @@ def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
 def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: StoredRun) -> int:
     """Supervise attempts to the end of the run and leave its summary."""
     _prepare_environment()
+    ignore_for_now(*save_signals(cfg))  # there is nothing to save yet
     # torch takes seconds to import; nothing before this point needs it.
     from hetero_fw.app.entry import run_rank
     from hetero_fw.recovery import RecoveryConfig, SaveRequest, StopRequest, Supervisor
@@ -287,7 +288,8 @@ def _train(cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, stored: S
         first_attempt=stored.num_attempts,
     )
     outcome = supervisor.run(_preparer(cfg, run_dir, plan, supervisor.store))
-    _finish(cfg, run_dir, plan, outcome)
+    if run_dir.path.is_dir():  # else that is told, and there is nowhere to write to
+        _finish(cfg, run_dir, plan, outcome)
     return _EXIT_STATUS[outcome.status]
 
 

@@ -26,8 +26,17 @@ def by_name(names: tuple[str, ...]) -> list[signal.Signals]:
     return [signal.Signals[name] for name in names]
 
 
+def ignore_for_now(*names: str) -> None:
+    """Pass these signals over until somebody listens for them; main thread only."""
+    for number in by_name(names):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def ignore_others(*known: str) -> None:
-    """Ignore warnings that nobody listens for; main thread only."""
-    for name in _WARNINGS:
-        if name not in known:
-            signal.signal(signal.Signals[name], signal.SIG_IGN)
+    """Ignore warnings that nobody listens for; main thread only.
+
+    A SIGTERM that nobody does ends the process, as by default.
+    """
+    ignore_for_now(*(name for name in _WARNINGS if name not in known))
+    if "SIGTERM" not in known:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -78,12 +78,16 @@ def claim_attempt(root: Path, attempt: int, patience_s: float = 0.0) -> AttemptD
     return own
 
 
-def leave_attempt(own: AttemptDirectories) -> None:
+def leave_attempt(own: AttemptDirectories, *, leaves_trace: bool = False) -> None:
     """End an attempt that nothing follows: take its directories away, unless something is in them.
 
     Older ones stay fenced, whose directories are gone for good. Never raises.
+
+    Args:
+        leaves_trace: one directory stays, empty, until the next attempt begins. An older attempt
+            that still runs sees by it that it is fenced, and not that its place is gone.
     """
-    for directory in (own.staging, own.retired):
+    for directory in (own.staging,) if leaves_trace else (own.staging, own.retired):
         with suppress(OSError):
             directory.rmdir()
 

@@ -64,7 +64,7 @@ def run_agent(job: AgentJob) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
-    job.log_path.mkdir(parents=True, exist_ok=True)
+    job.log_path.mkdir(exist_ok=True)
     config = LaunchConfig(
         min_nodes=job.num_nodes,
         max_nodes=job.num_nodes,

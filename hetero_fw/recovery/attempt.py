@@ -48,7 +48,7 @@ class AttemptFiles:
 
     def announce(self, rank: int) -> None:
         """Called by a rank first of all: now the supervisor can watch it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         _write(self.pid_path(rank), f"{os.getpid()}\n")
 
     def finish(self, rank: int, end: RankEnd) -> None:

@@ -64,7 +64,7 @@ def write_failure(
         detail=one_line(f"{type(error).__name__}: {error}"),
         trace="".join(traceback.format_exception(error)),
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # without parents: a run directory that is gone is not made again
     path = folder / f"failure-{rank}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(asdict(failure)))

@@ -22,6 +22,7 @@ from hetero_fw.recovery.fork_server import start_fork_server
 from hetero_fw.recovery.heartbeat import Silence
 from hetero_fw.recovery.processes import Watched, kill_all, wait_any
 from hetero_fw.recovery.relay import SignalRelay
+from hetero_fw.recovery.run_place import RunPlace
 from hetero_fw.recovery.stop import SaveRequest, StopRequest
 from hetero_fw.recovery.store import LOOPBACK, StoreAddress
 
@@ -102,6 +103,7 @@ class Supervisor:
         self.announce = announce
         self._first_attempt = first_attempt
         self._run_dir = run_dir
+        self.place = RunPlace(run_dir)
         self._config = config
         self._entrypoint = entrypoint
         self._stop = stop
@@ -139,7 +141,8 @@ class Supervisor:
                     restarts_without_progress=without_progress,
                     max_restarts=self._config.max_restarts,
                 )
-                if self._stop.signal_number or not decision.should_restart:
+                is_over = self._stop.signal_number or self.place.is_gone
+                if is_over or not decision.should_restart:
                     return self._given_up(result, decision, best_step, attempt)
                 without_progress = decision.restarts_without_progress
                 events.write(EventName.RESTART, step=step, reason=decision.reason)
@@ -161,6 +164,9 @@ class Supervisor:
     def _given_up(
         self, failure: RankFailure, decision: RestartDecision, step: int, attempt: int
     ) -> RunOutcome:
+        if self.place.is_gone:
+            self.announce(f"FAILED: {(reason := self.place.tell_loss())}")
+            return RunOutcome(status=Status.FAILED, step=step, attempt=attempt, reason=reason)
         number = self._stop.signal_number
         end = judge_ending(
             failure,
@@ -360,7 +366,8 @@ class _Attempt:
         who = f"rank {failure.rank} on {failure.node}"
         # The trace of a configuration error leads through this framework, not to the mistake.
         trace = "" if failure.kind is FailureKind.CONFIGURATION else failure.trace
-        self._supervisor.announce(f"{trace}FAILURE {who}: {failure.detail}")
+        if not self._supervisor.place.is_gone:  # else that is the cause, and told by itself
+            self._supervisor.announce(f"{trace}FAILURE {who}: {failure.detail}")
         self._events.write(
             EventName.FAILURE_DETECTED,
             step=last_step(self._supervisor.run_dir.metrics_path),

@@ -188,3 +188,39 @@ def test_checkpoint_directory_that_is_moved_away(start_train: Start, tmp_path: P
     assert "it was made again, empty, for the next save" in failed[0]["reason"]
     assert (run.run_dir / "checkpoints/hetero_ckpt-step-00000024/manifest.json").is_file()
     assert list((tmp_path / "moved").glob("hetero_ckpt-step-*"))
+
+
+def test_run_directory_that_is_moved_away(start_train: Start, tmp_path: Path) -> None:
+    run = start_train(*PAIR)
+    run.wait_until(lambda: len(run.events("checkpoint_committed")) > 0)
+    run.run_dir.rename(tmp_path / "moved")
+    run.wait()
+    assert run.returncode == 1, run.output
+    last = run.output.splitlines()[-1]
+    assert f"the run directory {run.run_dir} is gone, it is {tmp_path}/moved now" in last
+    assert "is safe there. Move it back" in last
+    assert "Traceback" not in run.output
+    assert not run.run_dir.exists()
+    assert [path.name for path in (tmp_path / "moved" / "attempts").iterdir()] == ["0"]
+    (tmp_path / "moved").rename(run.run_dir)
+    again = start_train(*PAIR).wait()
+    assert again.returncode == 0, again.output
+    assert "continuing from" in again.output
+
+
+def test_command_that_takes_the_checkpoints_of_another_one_over(
+    start_train: Start, tmp_path: Path
+) -> None:
+    storage = f"ckpt.storage={tmp_path / 'storage'}"
+    run = start_train(*PAIR, storage, "trainer.max_steps=600")
+    run.wait_until(lambda: len(run.events("checkpoint_committed")) > 0)
+    # Its newest checkpoint may be of the last step already: then nothing is computed or saved.
+    other = start_train(*PAIR, storage, "trainer.max_steps=6", f"paths.root={tmp_path / 'other'}")
+    other.wait()
+    assert other.returncode == 0, other.output
+    number = len(run.events("checkpoint_failed"))
+    run.wait_until(lambda: len(run.events("checkpoint_failed")) > number + 1)
+    reasons = {event["reason"] for event in run.events("checkpoint_failed")}
+    assert reasons == {"fenced by attempt 1"}
+    run.process.terminate()
+    run.wait()

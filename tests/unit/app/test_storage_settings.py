@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app import compose_checked, run
-from hetero_fw.app.places import build_place, checkpoint_root, look_at
+from hetero_fw.app.places import build_place, checkpoint_root, leave_place, look_at
 from hetero_fw.app.run import _with_run_path
 from hetero_fw.app.storage_settings import (
     OPTIONS_VARIABLE,
@@ -248,6 +248,28 @@ def test_a_look_at_a_directory(tmp_path: Path) -> None:
     claim_attempt(tmp_path / "kept", 6)
     assert look_at(tmp_path / "kept", PREFIX).num_attempts == 7
     assert look_at(tmp_path / "absent", PREFIX).num_attempts == 0
+
+
+@pytest.mark.parametrize(
+    ("storage", "known", "left"),
+    [
+        ("shared", (0, 1, 2), []),
+        ("shared", (1, 2), [".retired-2"]),  # attempt 0 was started under another paths.root
+        ("null", (1, 2), []),  # of a directory of checkpoints that was copied here
+    ],
+)
+def test_who_may_still_run_elsewhere_is_told_of_an_attempt_that_has_ended(
+    tmp_path: Path, storage: str, known: tuple[int, ...], left: list[str]
+) -> None:
+    value = storage if storage == "null" else str(tmp_path / storage)
+    run_dir = create_run_directory(tmp_path, "run")
+    cfg = stored(config(tmp_path, f"ckpt.storage={value}"), run_dir)
+    for attempt in known:
+        run_dir.attempt_path(attempt).mkdir(parents=True)
+    build_place(cfg, run_dir, 2).claim()
+    leave_place(cfg, run_dir, 2)
+    root = checkpoint_root(cfg, run_dir)
+    assert [path.name for path in root.iterdir()] == left
 
 
 def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

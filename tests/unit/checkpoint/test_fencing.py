@@ -161,3 +161,15 @@ def test_an_attempt_that_nothing_follows_leaves_nothing(tmp_path: Path) -> None:
     leave(own.staging, f"{NAME}.ab")
     leave_attempt(own)
     assert names(tmp_path) == [".staging-4"]
+
+
+def test_one_that_has_taken_over_from_another_leaves_a_trace_for_it(tmp_path: Path) -> None:
+    stale = make_saver(tmp_path, attempt=1)
+    assert save(stale, 1, weights(1)).ok
+    later = claim_attempt(tmp_path, 2)
+    leave_attempt(later, leaves_trace=True)
+    assert [name for name in names(tmp_path) if name.startswith(".")] == [".retired-2"]
+    for step in (2, 3):
+        assert save(stale, step, weights(99)).reason == "fenced by attempt 2"
+    leave_attempt(claim_attempt(tmp_path, 3))
+    assert [name for name in names(tmp_path) if name.startswith(".")] == []

@@ -16,7 +16,7 @@ from hetero_fw.recovery.failure import classify_exception, one_line
 
 
 def test_rank_is_known_once_it_announces_itself(tmp_path: Path) -> None:
-    files = AttemptFiles(tmp_path / "attempts" / "0" / "ranks")
+    files = AttemptFiles(tmp_path / "ranks")
     assert files.pid(3) is None
     files.announce(3)
     assert files.pid(3) == os.getpid()
