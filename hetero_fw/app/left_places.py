@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hetero_fw.app.kept import finished_step
 from hetero_fw.app.storage_settings import (
@@ -17,6 +16,7 @@ from hetero_fw.app.storage_settings import (
     node_directories,
     published_names,
     storage_location,
+    stored_configuration,
 )
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import RunDirectory, read_events, saves_on_line
@@ -40,11 +40,12 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         stored: what the places hold that the configuration names now.
 
     Returns:
-        A warning, if what was left is newer than what the run goes on from; "" otherwise.
+        A warning, if what was left is newer than what the run goes on from, or if that cannot be
+        said; "" otherwise.
 
     Raises:
         ConfigError: there are checkpoints where the run has kept them, and none where it looks;
-            or any at all under `resume=never`.
+            or any at all under `resume=never`; or nothing says where it has kept them.
     """
     if previous is None or cfg.mode != "train":
         return ""
@@ -55,7 +56,16 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         return ""
     now = storage_location(cfg, previous.name) or previous.checkpoints_path
     step = newest_step(stored.checkpoints)
-    left = max(_left_places(cfg, previous), key=lambda place: place.step, default=None)
+    try:
+        places = list(_left_places(cfg, previous))
+    except ConfigError as error:
+        if stored.checkpoints:
+            return f"Warning: {error}. It is written anew; this run goes on from step {step}."
+        raise ConfigError(
+            f"{error}, so that nothing says where run_name={previous.name} has its checkpoints, "
+            f"and there is none in {now}. Put that file right, or delete it if there are none."
+        ) from error
+    left = max(places, key=lambda place: place.step, default=None)
     if left is None or left.step <= step:
         lost = 0 if stored.checkpoints else _saved_step(previous, *Tier)
         gone = f"Warning: step {lost} was saved, but no checkpoint is left in {now}: this run "
@@ -89,7 +99,7 @@ def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
 
 
 def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace]:
-    before = _stored_configuration(previous)
+    before = stored_configuration(previous)
     if before is None:
         return
     prefix = str(before.ckpt.get("prefix", cfg.ckpt.prefix))
@@ -125,13 +135,3 @@ def _saved_step(previous: RunDirectory, *tiers: Tier) -> int:
     events = read_events(previous.events_path)
     saves = [event for tier in tiers for event in saves_on_line(events, tier)]
     return max((event["step"] for event in saves), default=0)
-
-
-def _stored_configuration(previous: RunDirectory) -> DictConfig | None:
-    try:
-        before = OmegaConf.load(previous.hydra_path / "config.yaml")
-    except (OSError, yaml.YAMLError):
-        return None
-    if isinstance(before, DictConfig) and isinstance(before.get("ckpt"), DictConfig):
-        return before
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -129,10 +130,14 @@ def _previous_run(cfg: DictConfig) -> RunDirectory | None:
 
 def _host_flops(previous: RunDirectory | None) -> float | None:
     """The rate an emulated run was paced for; it keeps that pace when it is continued."""
-    if previous is None or not previous.plan_path.is_file():
+    if previous is None:
         return None
-    emulation = json.loads(previous.plan_path.read_text()).get("emulation")
-    return float(emulation["host_flops_per_s"]) if emulation else None
+    try:
+        emulation = json.loads(previous.plan_path.read_text())["emulation"]
+        rate = float(emulation["host_flops_per_s"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # without emulation, or damaged: then it is measured as for a new run
+    return rate if 0 < rate < math.inf else None
 
 
 def _look_at_storage(
@@ -230,9 +235,10 @@ def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
 
 def _tell_changes(path: Path, text: str) -> None:
     """Print what differs from the configuration that the run was started with."""
-    if not path.is_file():
-        return
-    before, after = set(path.read_text().splitlines()), set(text.splitlines())
+    try:
+        before, after = set(path.read_text().splitlines()), set(text.splitlines())
+    except (OSError, UnicodeDecodeError):
+        return  # there is none, or none that says anything
     for line in sorted(before - after):
         print(f"configuration changed, was: {line.strip()}")
     for line in sorted(after - before):
