@@ -99,6 +99,22 @@ def storage_location(cfg: DictConfig, run_name: str) -> str | None:
     return None if storage is None else f"{storage.rstrip('/')}/{run_name}"
 
 
+def check_memory_storage(cfg: DictConfig, world_size: int) -> None:
+    """Each process has a memory of its own: what another one saves there is never seen.
+
+    Raises:
+        ConfigError: more than one process of the run would save there.
+    """
+    told = f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and"
+    if world_size > 1:
+        raise ConfigError(f"{told} this run has {world_size} ranks. Use a path or another URL.")
+    if cfg.ckpt.async_mode == "async_with_pinned_mem":
+        raise ConfigError(
+            f"{told} ckpt.async_mode=async_with_pinned_mem writes in another one. Use "
+            "ckpt.async_mode=async, or a path."
+        )
+
+
 def local_directory(cfg: DictConfig, run_name: str) -> Path | None:
     """Directory of the node directories of one run, on every node; None if it has none."""
     local = (cfg.ckpt.get("tiers") or {}).get("local")

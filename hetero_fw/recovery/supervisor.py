@@ -12,7 +12,16 @@ from multiprocessing.context import ForkServerProcess
 
 import torch.distributed as dist
 
-from hetero_fw.monitoring import EventLog, EventName, RunDirectory, Status, last_step, write_status
+from hetero_fw.monitoring import (
+    EventLog,
+    EventName,
+    RunDirectory,
+    Status,
+    attempt_starts,
+    last_step,
+    read_events,
+    write_status,
+)
 from hetero_fw.policies import FailureKind, RestartDecision, decide_restart
 from hetero_fw.recovery.agent import AgentJob, run_agent
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
@@ -151,7 +160,10 @@ class Supervisor:
         return max([*self._run_dir.attempt_numbers(), self._first_attempt - 1]) + 1
 
     def _finished(self, end: RankEnd, attempt: int) -> RunOutcome:
-        step = last_step(self._run_dir.metrics_path)
+        # No row tells of steps that were trained in a run directory which is gone.
+        starts = attempt_starts(read_events(self._run_dir.events_path))
+        restored = max((s.start_step for s in starts if s.attempt == attempt), default=0)
+        step = max(last_step(self._run_dir.metrics_path), restored)
         if end is RankEnd.DONE:
             return RunOutcome(status=Status.DONE, step=step, attempt=attempt, reason="")
         name = _signal_name(self._stop.signal_number)
@@ -272,11 +284,9 @@ class _Attempt:
                 self._step = step
 
     def _have_all_ended(self) -> bool:
-        if len(self._ranks) < len(self._node_of):
-            return False
-        return all(self._files.end(rank) for rank in self._ranks) and all(
-            rank.has_ended for rank in self._ranks.values()
-        )
+        has_started = len(self._ranks) == len(self._node_of)
+        have_reported = has_started and all(self._files.end(rank) for rank in self._ranks)
+        return have_reported and all(rank.has_ended for rank in self._ranks.values())
 
     def _find_failure(self) -> RankFailure | None:
         dead = self._ranks_that_died()
@@ -321,10 +331,8 @@ class _Attempt:
     def _agent_failure(self, node: NodeRanks) -> RankFailure:
         exitcode = self._agents[node.node].exitcode
         detail = f"the agent of node {node.node} is gone (exit code {exitcode})"
-        reports = self._files.failures()
-        if reports:
-            return reports[0]
-        return self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
+        lost = self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
+        return next(iter(self._files.failures()), lost)
 
     def _silent_rank(self) -> RankFailure | None:
         limit_s = self._config.heartbeat_interval_s * self._config.heartbeat_max_missed
