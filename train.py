@@ -6,6 +6,7 @@ python train.py --help
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def main() -> int:
     for folder in (_ROOT, _ROOT / "plugins"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
+    try:
+        os.getcwd()  # noqa: PTH109  # which Hydra asks for too, and tells with a traceback
+    except OSError as error:
+        print(f"the working directory cannot be used ({error}): change to another", file=sys.stderr)
+        return 2
     import hydra
     from omegaconf import DictConfig
 

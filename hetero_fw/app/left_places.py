@@ -25,11 +25,12 @@ from hetero_fw.policies import Tier
 
 @dataclass(frozen=True, kw_only=True)
 class _LeftPlace:
-    """Where an earlier attempt has saved, the newest step there, and how to go back to it."""
+    """Where an earlier attempt has saved under which name, the newest step, the way back to it."""
 
     where: str
     step: int
     override: str
+    prefix: str
 
 
 def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> str:
@@ -77,17 +78,25 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         )
     raise ConfigError(
         f"run_name={previous.name} has its checkpoints in {left.where}, the newest of step "
-        f"{left.step}, but there is none in {now}, so that it would begin at step 0 again. To go "
-        f"on from step {left.step}, set {left.override}, or copy them; to begin again, choose "
-        "another run_name."
+        f"{left.step}, but there is none{_named(cfg, left)} in {now}, so that it would begin at "
+        f"step 0 again. To go on from step {left.step}, set {left.override}, or copy them; to "
+        "begin again, choose another run_name."
     )
+
+
+def _named(cfg: DictConfig, left: _LeftPlace) -> str:
+    """Says of which name there is none, where those that were left have another one."""
+    return f" named {cfg.ckpt.prefix}-step-..." if left.prefix != cfg.ckpt.prefix else ""
 
 
 def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
     """`resume=never` begins no second run where one has been, wherever its checkpoints lie."""
     names = published_names(previous.checkpoints_path, "*")
     own = _LeftPlace(
-        where=str(previous.checkpoints_path), step=newest_step(names), override="ckpt.storage=null"
+        where=str(previous.checkpoints_path),
+        step=newest_step(names),
+        override="ckpt.storage=null",
+        prefix=cfg.ckpt.prefix,
     )
     left = max((own, *_left_places(cfg, previous)), key=lambda place: place.step)
     if left.step > 0:
@@ -112,6 +121,7 @@ def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace
             where=str(location or previous.checkpoints_path),
             step=_stored_step(previous, location, prefix),
             override=f"ckpt.storage={'null' if key is None else key}{also}",
+            prefix=prefix,
         )
     local = local_directory(before, previous.name)
     if local is not None and (has_other_prefix or local != local_directory(cfg, previous.name)):
@@ -120,6 +130,7 @@ def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace
             where=str(local),
             step=newest_step(names),
             override=f"ckpt.tiers.local={local.parent}{also}",
+            prefix=prefix,
         )
 
 

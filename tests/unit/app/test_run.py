@@ -303,8 +303,11 @@ def test_nodes_and_prefixes_are_places_too(tmp_path: Path) -> None:
     assert f"{local}/run holds step 120" in told
     assert f"With ckpt.tiers.local={local} it" in told
     assert judge(root, f"ckpt.tiers.local={local}", checkpoints=(90, 120)) == ""
-    with pytest.raises(ConfigError, match=r"ckpt\.tiers\.local=\S+ ckpt\.prefix=hetero_ckpt"):
+    with pytest.raises(
+        ConfigError, match=r"ckpt\.tiers\.local=\S+ ckpt\.prefix=hetero_ckpt"
+    ) as told:
         judge(root, "ckpt.prefix=other")
+    assert f"there is none named other-step-... in {root}/run/checkpoints" in str(told.value)
 
 
 def test_checkpoints_that_are_gone_are_told(tmp_path: Path) -> None:
