@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,7 @@ def test_what_cannot_be_seen_is_not_promised(
     assert told.startswith("Step 12 was committed, but what is kept now cannot be seen: ")
     assert "No such file or directory" in told
     monkeypatch.setattr(kept, "_LOOK_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(kept, "_steps_there", lambda *arguments: time.sleep(5.0))
+    monkeypatch.setattr(kept, "_steps_there", lambda *arguments: threading.Event().wait(5.0))
     told = ended(run_dir, Status.FAILED, 14, config(tmp_path))
     assert told.endswith("cannot be seen: no answer within 0 s")
 
