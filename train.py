@@ -31,6 +31,11 @@ def main() -> int:
     for folder in (_ROOT, _ROOT / "plugins"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
+    try:
+        os.getcwd()  # noqa: PTH109  # which Hydra asks for too, and tells with a traceback
+    except OSError as error:
+        print(f"the working directory cannot be used ({error}): change to another", file=sys.stderr)
+        return 2
     import hydra
     from omegaconf import DictConfig
 

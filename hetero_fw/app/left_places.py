@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hetero_fw.app.kept import finished_step
 from hetero_fw.app.storage_settings import (
@@ -17,6 +16,7 @@ from hetero_fw.app.storage_settings import (
     node_directories,
     published_names,
     storage_location,
+    stored_configuration,
 )
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import RunDirectory, read_events, saves_on_line
@@ -25,11 +25,12 @@ from hetero_fw.policies import Tier
 
 @dataclass(frozen=True, kw_only=True)
 class _LeftPlace:
-    """Where an earlier attempt has saved, the newest step there, and how to go back to it."""
+    """Where an earlier attempt has saved under which name, the newest step, the way back to it."""
 
     where: str
     step: int
     override: str
+    prefix: str
 
 
 def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> str:
@@ -40,11 +41,12 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         stored: what the places hold that the configuration names now.
 
     Returns:
-        A warning, if what was left is newer than what the run goes on from; "" otherwise.
+        A warning, if what was left is newer than what the run goes on from, or if that cannot be
+        said; "" otherwise.
 
     Raises:
         ConfigError: there are checkpoints where the run has kept them, and none where it looks;
-            or any at all under `resume=never`.
+            or any at all under `resume=never`; or nothing says where it has kept them.
     """
     if previous is None or cfg.mode != "train":
         return ""
@@ -55,7 +57,16 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         return ""
     now = storage_location(cfg, previous.name) or previous.checkpoints_path
     step = newest_step(stored.checkpoints)
-    left = max(_left_places(cfg, previous), key=lambda place: place.step, default=None)
+    try:
+        places = list(_left_places(cfg, previous))
+    except ConfigError as error:
+        if stored.checkpoints:
+            return f"Warning: {error}. It is written anew; this run goes on from step {step}."
+        raise ConfigError(
+            f"{error}, so that nothing says where run_name={previous.name} has its checkpoints, "
+            f"and there is none in {now}. Put that file right, or delete it if there are none."
+        ) from error
+    left = max(places, key=lambda place: place.step, default=None)
     if left is None or left.step <= step:
         lost = 0 if stored.checkpoints else _saved_step(previous, *Tier)
         gone = f"Warning: step {lost} was saved, but no checkpoint is left in {now}: this run "
@@ -67,17 +78,25 @@ def check_left_places(cfg: DictConfig, previous: RunDirectory | None, stored: St
         )
     raise ConfigError(
         f"run_name={previous.name} has its checkpoints in {left.where}, the newest of step "
-        f"{left.step}, but there is none in {now}, so that it would begin at step 0 again. To go "
-        f"on from step {left.step}, set {left.override}, or copy them; to begin again, choose "
-        "another run_name."
+        f"{left.step}, but there is none{_named(cfg, left)} in {now}, so that it would begin at "
+        f"step 0 again. To go on from step {left.step}, set {left.override}, or copy them; to "
+        "begin again, choose another run_name."
     )
+
+
+def _named(cfg: DictConfig, left: _LeftPlace) -> str:
+    """Says of which name there is none, where those that were left have another one."""
+    return f" named {cfg.ckpt.prefix}-step-..." if left.prefix != cfg.ckpt.prefix else ""
 
 
 def _refuse_to_leave(cfg: DictConfig, previous: RunDirectory) -> None:
     """`resume=never` begins no second run where one has been, wherever its checkpoints lie."""
     names = published_names(previous.checkpoints_path, "*")
     own = _LeftPlace(
-        where=str(previous.checkpoints_path), step=newest_step(names), override="ckpt.storage=null"
+        where=str(previous.checkpoints_path),
+        step=newest_step(names),
+        override="ckpt.storage=null",
+        prefix=cfg.ckpt.prefix,
     )
     left = max((own, *_left_places(cfg, previous)), key=lambda place: place.step)
     if left.step > 0:
@@ -102,6 +121,7 @@ def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace
             where=str(location or previous.checkpoints_path),
             step=_stored_step(previous, location, prefix),
             override=f"ckpt.storage={'null' if key is None else key}{also}",
+            prefix=prefix,
         )
     local = local_directory(before, previous.name)
     if local is not None and (has_other_prefix or local != local_directory(cfg, previous.name)):
@@ -110,6 +130,7 @@ def _left_places(cfg: DictConfig, previous: RunDirectory) -> Iterator[_LeftPlace
             where=str(local),
             step=newest_step(names),
             override=f"ckpt.tiers.local={local.parent}{also}",
+            prefix=prefix,
         )
 
 
@@ -125,14 +146,3 @@ def _saved_step(previous: RunDirectory, *tiers: Tier) -> int:
     events = read_events(previous.events_path)
     saves = [event for tier in tiers for event in saves_on_line(events, tier)]
     return max((event["step"] for event in saves), default=0)
-
-
-def stored_configuration(previous: RunDirectory) -> DictConfig | None:
-    """The configuration that a run was started with last, if it can be read."""
-    try:
-        before = OmegaConf.load(previous.hydra_path / "config.yaml")
-    except (OSError, yaml.YAMLError):
-        return None
-    if isinstance(before, DictConfig) and isinstance(before.get("ckpt"), DictConfig):
-        return before
-    return None

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from hetero_fw.app.storage_settings import StoredRun, steps_of
+from hetero_fw.app.storage_settings import StoredRun, steps_of, stored_configuration
+from hetero_fw.errors import ConfigError
+from hetero_fw.monitoring import RunDirectory
 
 _KEYS = ("keep_every_n_steps", "keep_best", "monitor", "monitor_mode")
 
 
-def warn_of_released(cfg: DictConfig, before: DictConfig | None, stored: StoredRun) -> str:
+def warn_of_released(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> str:
     """A warning, if checkpoints go because a key of retention was changed or left out; else "".
 
     Args:
-        before: the configuration that the run was started with last.
-        stored: what the places of now hold.
+        previous: the run directory, if it is there already.
+        stored: what the places hold that the configuration names now.
     """
+    try:
+        before = stored_configuration(previous) if previous is not None else None
+    except ConfigError:  # told by whoever needs it more
+        return ""
     if before is None:
         return ""
     changed = [key for key in _KEYS if before.ckpt.get(key) != cfg.ckpt.get(key)]

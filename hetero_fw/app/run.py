@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -14,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.kept import awaits_storage, tell_what_is_kept, trained_step
-from hetero_fw.app.left_places import check_left_places, stored_configuration
+from hetero_fw.app.kept import tell_what_is_kept, trained_step, what_is_left
+from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
 from hetero_fw.app.released import warn_of_released
@@ -23,6 +24,7 @@ from hetero_fw.app.signals import by_name, ignore_for_now, ignore_others, save_s
 from hetero_fw.app.space import check_node_tier, check_space
 from hetero_fw.app.storage_settings import (
     StoredRun,
+    check_memory_storage,
     concealed,
     export_options,
     local_directory,
@@ -77,15 +79,15 @@ def _run(cfg: DictConfig) -> int:
     host_flops_per_s = _host_flops(previous)
     workload = workload_of(cfg)
     plan = plan_for(cfg, workload, host_flops_per_s=host_flops_per_s)
-    stored = StoredRun()
+    stored, warning = StoredRun(), ""
     if cfg.mode == "train" or cfg.ckpt.storage is None:  # a plan connects to nothing
         stored = _with_nodes(cfg, _look_at_storage(cfg, previous, plan))
         warning = check_left_places(cfg, previous, stored)
         _check_resume(cfg, previous, stored)
-        before = None if previous is None else stored_configuration(previous)
-        for line in filter(None, (warning, warn_of_released(cfg, before, stored))):
-            print(line, flush=True)
+        released = warn_of_released(cfg, previous, stored)
+        warning = "\n".join(filter(None, (warning, released)))
     check_usable(cfg, previous, stored)
+    print(warning, end="\n" * bool(warning), flush=True)
     check_node_tier(cfg, plan)
     check_space(cfg, workload, previous)
     run_dir = create_run_directory(cfg.paths.root, cfg.run_name)
@@ -132,10 +134,14 @@ def _previous_run(cfg: DictConfig) -> RunDirectory | None:
 
 def _host_flops(previous: RunDirectory | None) -> float | None:
     """The rate an emulated run was paced for; it keeps that pace when it is continued."""
-    if previous is None or not previous.plan_path.is_file():
+    if previous is None:
         return None
-    emulation = json.loads(previous.plan_path.read_text()).get("emulation")
-    return float(emulation["host_flops_per_s"]) if emulation else None
+    try:
+        emulation = json.loads(previous.plan_path.read_text())["emulation"]
+        rate = float(emulation["host_flops_per_s"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # without emulation, or damaged: then it is measured as for a new run
+    return rate if 0 < rate < math.inf else None
 
 
 def _look_at_storage(
@@ -147,7 +153,7 @@ def _look_at_storage(
         names = published_names(previous.checkpoints_path if previous else None, cfg.ckpt.prefix)
         return StoredRun(checkpoints=names, num_attempts=_attempts_before(previous, names))
     if cfg.ckpt.storage.startswith("memory://"):
-        _check_memory_storage(cfg, plan.world_size)
+        check_memory_storage(cfg, plan.world_size)
     from hetero_fw.app.places import look_at, storage_root
 
     # A new run's name is not known yet; that the storage answers can be seen all the same.
@@ -177,18 +183,6 @@ def _with_nodes(cfg: DictConfig, stored: StoredRun) -> StoredRun:
         checkpoints=tuple(sorted(names.union(stored.checkpoints))),
         num_attempts=max(stored.num_attempts, *map(num_attempts, nodes)),
     )
-
-
-def _check_memory_storage(cfg: DictConfig, world_size: int) -> None:
-    """Each process has a memory of its own: what another one saves there is never seen."""
-    told = f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and"
-    if world_size > 1:
-        raise ConfigError(f"{told} this run has {world_size} ranks. Use a path or another URL.")
-    if cfg.ckpt.async_mode == "async_with_pinned_mem":
-        raise ConfigError(
-            f"{told} ckpt.async_mode=async_with_pinned_mem writes in another one. Use "
-            "ckpt.async_mode=async, or a path."
-        )
 
 
 def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: StoredRun) -> None:
@@ -233,9 +227,10 @@ def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
 
 def _tell_changes(path: Path, text: str) -> None:
     """Print what differs from the configuration that the run was started with."""
-    if not path.is_file():
-        return
-    before, after = set(path.read_text().splitlines()), set(text.splitlines())
+    try:
+        before, after = set(path.read_text().splitlines()), set(text.splitlines())
+    except (OSError, UnicodeDecodeError):
+        return  # there is none, or none that says anything
     for line in sorted(before - after):
         print(f"configuration changed, was: {line.strip()}")
     for line in sorted(after - before):
@@ -252,10 +247,9 @@ def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
     step = trained_step(cfg, run_dir)
     if step is None:
         return False
-    if awaits_storage(cfg, run_dir, step):
-        print(
-            f"{run_dir.path} is DONE after step {step}, which the storage lacks: it goes there now"
-        )
+    left = what_is_left(cfg, run_dir, step)
+    if left:
+        print(f"{run_dir.path} is DONE after step {step}, {left}")
         return False
     print(
         f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
@@ -390,6 +384,8 @@ def _finish(
         status=outcome.status,
         reason=outcome.reason,
     )
+    if outcome.status is Status.DONE:  # also where all of it was trained in another run directory
+        summary["steps"] = outcome.step
     write_summary(run_dir, summary)
     # The status comes last: whoever waits for DONE finds everything in place.
     if cfg.monitor.report:

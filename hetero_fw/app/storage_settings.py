@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hetero_fw.errors import ConfigError
-from hetero_fw.monitoring import MASK, without_secrets
+from hetero_fw.monitoring import MASK, RunDirectory, without_secrets
 
 OPTIONS_VARIABLE = "HETERO_STORAGE_OPTIONS"
 # Variables that only the process of the command line has.
@@ -43,6 +44,47 @@ class StoredRun:
     num_attempts: int = 0
 
 
+def stored_configuration(run_dir: RunDirectory) -> DictConfig | None:
+    """What a run was started with last, which says where its checkpoints are.
+
+    Returns:
+        None if it has stored none.
+
+    Raises:
+        ConfigError: it has, but that cannot be read or does not say it; names the file.
+    """
+    path = run_dir.hydra_path / "config.yaml"
+    try:
+        cfg = OmegaConf.load(path)
+        problem = _unfit(cfg)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = str(error).splitlines()[0]
+    if problem:
+        raise ConfigError(f"{path} cannot be used ({problem})")
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def _unfit(cfg: Any) -> str:
+    """Why a stored configuration does not say where checkpoints are; "" if it does."""
+    ckpt = cfg.get("ckpt") if isinstance(cfg, DictConfig) else None
+    if not isinstance(ckpt, DictConfig):
+        return "it has no section ckpt"
+    # Options of the storage stay as they are; what they name may be gone without harm.
+    values = {key: ckpt.get(key) for key in map(str, ckpt) if key != "storage_options"}
+    tiers = values.get("tiers")
+    if tiers is not None and not isinstance(tiers, DictConfig):
+        return "ckpt.tiers is no section"
+    local = tiers.get("local") if tiers is not None else None
+    if not isinstance(values.get("prefix", ""), str | int):
+        return "ckpt.prefix is no text"
+    texts = {"ckpt.storage": values.get("storage"), "ckpt.tiers.local": local}
+    odd = [key for key, value in texts.items() if not isinstance(value, str | None)]
+    return f"{odd[0]} is no text" if odd else ""
+
+
 def storage_of(cfg: DictConfig) -> str | None:
     """`ckpt.storage`; a path that is not a URL from the root of the file system."""
     storage = cfg.ckpt.get("storage")
@@ -55,6 +97,22 @@ def storage_location(cfg: DictConfig, run_name: str) -> str | None:
     """URL or path of the checkpoints of one run; None if they are kept in its run directory."""
     storage = storage_of(cfg)
     return None if storage is None else f"{storage.rstrip('/')}/{run_name}"
+
+
+def check_memory_storage(cfg: DictConfig, world_size: int) -> None:
+    """Each process has a memory of its own: what another one saves there is never seen.
+
+    Raises:
+        ConfigError: more than one process of the run would save there.
+    """
+    told = f"ckpt.storage={cfg.ckpt.storage}: each process has a memory of its own, and"
+    if world_size > 1:
+        raise ConfigError(f"{told} this run has {world_size} ranks. Use a path or another URL.")
+    if cfg.ckpt.async_mode == "async_with_pinned_mem":
+        raise ConfigError(
+            f"{told} ckpt.async_mode=async_with_pinned_mem writes in another one. Use "
+            "ckpt.async_mode=async, or a path."
+        )
 
 
 def local_directory(cfg: DictConfig, run_name: str) -> Path | None:

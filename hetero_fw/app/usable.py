@@ -49,6 +49,14 @@ def _places(cfg: DictConfig, previous: RunDirectory | None) -> Iterator[str]:
         problem = _unusable(storage_root(cfg, name))
         if problem:
             yield f"ckpt.storage={cfg.ckpt.storage}: {problem} Choose another place."
+    elif previous is not None:
+        # A new run directory is tried when it is made; this may be a link to another disk.
+        problem = _unusable(previous.checkpoints_path)
+        if problem:
+            yield (
+                f"run_name={name}, whose checkpoints are in {previous.checkpoints_path}: {problem} "
+                "Bring back what was there, or choose another run_name."
+            )
     local = local_directory(cfg, name)
     # One that refuses is done without, as on a node whose disk is broken; this is a mistake.
     existing = _existing(local) if local is not None else None

@@ -21,6 +21,7 @@ from torch import nn
 from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
+from hetero_fw.checkpoint.staging import FINITE_CHECK_ELEMENTS
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError, did_you_mean
 
@@ -97,35 +98,49 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
     Raises:
         CheckpointError: it cannot be read, holds more than tensors, or its names or sizes are not
-            those of the module; `module` is then unchanged.
+            those of the module, or a value is not finite; `module` is then unchanged.
     """
     saved = {canonical_fqn(name): tensor for name, tensor in read_weights(path).items()}
     own = {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
     _check_fit(saved, own, f"{path} does not fit the module")
+    parameters = {canonical_fqn(n) for n, _ in module.named_parameters(remove_duplicate=False)}
+    for name, tensor in saved.items():
+        _check_finite(path, name, tensor, own[name].dtype, allows_infinity=name not in parameters)
     with torch.no_grad():
         for name, tensor in saved.items():
             own[name].copy_(tensor)
 
 
 def check_weights_file(path: Path) -> None:
-    """Look whether `path` is a file of weights, without reading the weights.
+    """Look whether training can start from `path`, as far as that shows without the module.
 
-    Of a file of `torch.save` in the format before PyTorch 1.6 only the beginning is looked at.
+    Reads all of it, a tensor at a time; a file of `torch.save` in the format before PyTorch 1.6
+    at once. Buffers may hold infinities; where a name does not tell, `load_weights` decides.
 
     Raises:
-        CheckpointError: it is none, it is cut short, or it cannot be read.
+        CheckpointError: it is no file of weights, it is cut short or cannot be read, or a tensor
+            is no plain one or not finite; names that.
     """
     path = Path(path)
+    for name, tensor in _each_tensor(path):
+        is_parameter = name.rpartition(".")[2] == "weight"
+        # Weights are kept in fp32, whatever they are computed in.
+        _check_finite(path, name, tensor, torch.float32, allows_infinity=not is_parameter)
+
+
+def _each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     with _foreign(path):
         with path.open("rb") as file:
             beginning = file.read(len(_OLDER))
         if beginning[_HEADER_AT:].startswith(b"{"):
-            with safe_open(path, "pt"):  # reads the header, and compares it with the file's size
-                return
-        if beginning == _OLDER:
+            # Reads the header, and compares it with the file's size.
+            with safe_open(path, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118  # it is no mapping
+                    yield name, weights.get_tensor(name)
             return
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    _tensors_of(path, content)
+        has_map = beginning != _OLDER
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=has_map)
+    yield from _tensors_of(path, content).items()
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -170,7 +185,36 @@ def _tensors_of(path: Path, content: Any) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{path}: is not a state_dict of tensors alone: {', '.join(odd[:_MAX_PROBLEMS])}."
         )
+    odd = [
+        f"{name} is no plain tensor" for name, tensor in content.items() if not _is_plain(tensor)
+    ]
+    if odd:
+        raise CheckpointError(f"{path}: {'; '.join(odd[:_MAX_PROBLEMS])}.")
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has values, one for each element, in an order of its own."""
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) in (torch.Tensor, nn.Parameter) and is_strided and not tensor.is_meta
+
+
+def _check_finite(
+    path: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype, *, allows_infinity: bool
+) -> None:
+    """Raise if `tensor` holds a NaN, or what becomes infinite in `dtype` where that matters."""
+    if tensor.is_complex():
+        tensor, dtype = torch.view_as_real(tensor.resolve_conj()), dtype.to_real()
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    for piece in torch.split(tensor.detach().reshape(-1), FINITE_CHECK_ELEMENTS):
+        # Through fp32, as the 8-bit dtypes have no reductions of their own.
+        values = piece.to(dtype)
+        extremes = torch.stack(torch.aminmax(values.float() if dtype.itemsize == 1 else values))
+        if bool(extremes.isnan().any()):
+            raise CheckpointError(f"{path}: {name} holds a NaN")
+        if not allows_infinity and not bool(extremes.isfinite().all()):
+            raise CheckpointError(f"{path}: {name} holds a value that is infinite in {dtype}")
 
 
 def _own_copy(source: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

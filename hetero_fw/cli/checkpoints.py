@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from hetero_fw.app.places import checkpoint_root
-from hetero_fw.app.storage_settings import local_directory, options_for_url
+from hetero_fw.app.storage_settings import local_directory, options_for_url, stored_configuration
 from hetero_fw.checkpoint import (
     Likeness,
     ObjectPlace,
@@ -31,7 +30,7 @@ from hetero_fw.checkpoint import (
     runs_below,
     step_of,
 )
-from hetero_fw.errors import CheckpointError
+from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.monitoring import RunDirectory, attempt_starts, format_number, read_events
 from hetero_fw.policies import AttemptStart, MonitorMode, RetentionRule
 
@@ -66,7 +65,7 @@ class CheckpointStore:
         source = run_of(source)
         if isinstance(source, str):
             return cls._at(source)
-        cfg = _configuration(source)
+        cfg = _configuration(source, announce=lambda text: print(text, file=sys.stderr))
         root = checkpoint_root(cfg, source)
         return cls(
             root=root,
@@ -207,14 +206,16 @@ def _prefix_in(root: StoragePath) -> str:
     return prefix
 
 
-def _configuration(run_dir: RunDirectory) -> DictConfig:
+def _configuration(
+    run_dir: RunDirectory, announce: Callable[[str], None] = lambda text: None
+) -> DictConfig:
+    """That of the run, or one that says nothing; then nothing is deleted without consent."""
     try:
-        cfg = OmegaConf.load(run_dir.hydra_path / "config.yaml")
-    except (OSError, yaml.YAMLError):
-        cfg = OmegaConf.create()
-    if isinstance(cfg, DictConfig) and isinstance(cfg.get("ckpt"), DictConfig):
-        return cfg
-    return OmegaConf.create({"ckpt": {}})
+        cfg = stored_configuration(run_dir)
+    except ConfigError as error:
+        announce(f"{error}: what lies in {run_dir.checkpoints_path} is looked at")
+        cfg = None
+    return cfg if cfg is not None else OmegaConf.create({"ckpt": {}})
 
 
 def format_difference(differences: Sequence[TensorDifference]) -> str:

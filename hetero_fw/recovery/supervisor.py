@@ -12,10 +12,20 @@ from multiprocessing.context import ForkServerProcess
 
 import torch.distributed as dist
 
-from hetero_fw.monitoring import EventLog, EventName, RunDirectory, Status, last_step, write_status
+from hetero_fw.monitoring import (
+    EventLog,
+    EventName,
+    RunDirectory,
+    Status,
+    attempt_starts,
+    last_step,
+    read_events,
+    write_status,
+)
 from hetero_fw.policies import FailureKind, RestartDecision, decide_restart
 from hetero_fw.recovery.agent import AgentJob, run_agent
 from hetero_fw.recovery.attempt import AttemptFiles, NodeRanks, RankEnd
+from hetero_fw.recovery.config import RecoveryConfig
 from hetero_fw.recovery.ending import LOST, has_checkpoint, judge_ending
 from hetero_fw.recovery.failure import RankFailure
 from hetero_fw.recovery.fork_server import start_fork_server
@@ -30,31 +40,6 @@ _POLL_S = 0.5
 _START_POLL_S = 0.02
 _REPORT_GRACE_S = 0.3
 _KILL_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecoveryConfig:
-    """Config group `recovery`.
-
-    Attributes:
-        max_restarts: restarts in a row without a new step before the run fails.
-        backoff_s: wait before the n-th restart in a row without progress, times n.
-        heartbeat_interval_s: how often a rank gives a sign of life.
-        heartbeat_max_missed: beats a rank may miss before it is killed.
-        process_group_timeout_s: bound on every collective.
-        start_timeout_s: bound on all ranks of an attempt having started.
-        signals: names of the signals that end the run.
-        grace_s: time from the first of them until ranks that still run are killed.
-    """
-
-    max_restarts: int = 3
-    backoff_s: float = 0.0
-    heartbeat_interval_s: float = 10.0
-    heartbeat_max_missed: int = 3
-    process_group_timeout_s: float = 300.0
-    start_timeout_s: float = 120.0
-    signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-    grace_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +139,10 @@ class Supervisor:
         return max([*self._run_dir.attempt_numbers(), self._first_attempt - 1]) + 1
 
     def _finished(self, end: RankEnd, attempt: int) -> RunOutcome:
-        step = last_step(self._run_dir.metrics_path)
+        # No row tells of steps that were trained in a run directory which is gone.
+        starts = attempt_starts(read_events(self._run_dir.events_path))
+        restored = max((s.start_step for s in starts if s.attempt == attempt), default=0)
+        step = max(last_step(self._run_dir.metrics_path), restored)
         if end is RankEnd.DONE:
             return RunOutcome(status=Status.DONE, step=step, attempt=attempt, reason="")
         name = _signal_name(self._stop.signal_number)
@@ -278,11 +266,9 @@ class _Attempt:
                 self._step = step
 
     def _have_all_ended(self) -> bool:
-        if len(self._ranks) < len(self._node_of):
-            return False
-        return all(self._files.end(rank) for rank in self._ranks) and all(
-            rank.has_ended for rank in self._ranks.values()
-        )
+        has_started = len(self._ranks) == len(self._node_of)
+        have_reported = has_started and all(self._files.end(rank) for rank in self._ranks)
+        return have_reported and all(rank.has_ended for rank in self._ranks.values())
 
     def _find_failure(self) -> RankFailure | None:
         dead = self._ranks_that_died()
@@ -327,10 +313,8 @@ class _Attempt:
     def _agent_failure(self, node: NodeRanks) -> RankFailure:
         exitcode = self._agents[node.node].exitcode
         detail = f"the agent of node {node.node} is gone (exit code {exitcode})"
-        reports = self._files.failures()
-        if reports:
-            return reports[0]
-        return self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
+        lost = self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
+        return next(iter(self._files.failures()), lost)
 
     def _silent_rank(self) -> RankFailure | None:
         limit_s = self._config.heartbeat_interval_s * self._config.heartbeat_max_missed

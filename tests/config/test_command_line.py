@@ -127,6 +127,22 @@ def test_unwritable_root(train: Callable[..., Call], tmp_path: Path) -> None:
     assert "paths.root" in call.errors
 
 
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, str(TRAIN), "mode=plan"],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "the working directory cannot be used" in done.stderr
+
+
 def test_flags_of_hydra_keep_working(train: Callable[..., Call]) -> None:
     shown = train("--cfg", "job", "trainer.max_steps=abc")
     assert shown.status == 0

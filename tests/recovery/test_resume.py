@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -222,3 +223,34 @@ def test_never_leaves_checkpoints_alone(train: Start, run_dir: Path) -> None:
     assert run.returncode == 2
     assert "resume=never" in run.output
     assert list(run_dir.iterdir()) == [run_dir / "checkpoints"]
+
+
+def test_a_finished_run_whose_directory_is_lost_is_known_by_its_storage(
+    start_train: Start, plain_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(plain_run / "checkpoints", tmp_path / "storage" / "run")
+    run = start_train(*PAIR, f"ckpt.storage={tmp_path / 'storage'}").wait()
+    assert run.returncode == 0, run.output
+    assert "DONE after step 24." in run.output
+    assert "Warning" not in run.output
+    assert run.read_json("status.json")["step"] == 24
+    assert run.read_json("summary.json")["steps"] == 24
+    assert digest_of(run.run_dir) == digest_of(plain_run)
+
+
+def test_weights_that_no_save_has_kept_are_trained_again(
+    start_train: Start, plain_run: Path
+) -> None:
+    run = start_train(*PAIR)
+    most = 100 * 1024  # less than a shard
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (most, most))
+    run.wait()
+    assert run.returncode == 0, run.output
+    assert not run.events("checkpoint_committed")
+    assert "The same command trains again what no checkpoint holds." in run.output
+    again = start_train(*PAIR).wait()
+    assert again.returncode == 0, again.output
+    assert "is DONE after step 24, but no save of it has succeeded" in again.output
+    assert again.events("checkpoint_committed")[-1]["step"] == 24
+    assert digest_of(again.run_dir) == digest_of(plain_run)
+    assert "asks for no more" in start_train(*PAIR).wait().output

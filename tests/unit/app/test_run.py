@@ -174,6 +174,17 @@ def test_run_keeps_the_pace_it_began_with(tmp_path: Path) -> None:
     assert _host_flops(previous) == 1e10
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "7", '{"emulation": 3}', '{"emulation": {"host_flops_per_s": NaN}}', "\udcff"],
+)
+def test_a_damaged_plan_sets_no_pace(tmp_path: Path, text: str) -> None:
+    run_dir = RunDirectory(tmp_path)
+    run_dir.plan_path.write_bytes(text.encode(errors="surrogateescape"))
+    assert _host_flops(run_dir) is None
+    assert _host_flops(RunDirectory(tmp_path / "absent")) is None
+
+
 def test_changes_of_the_configuration_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +197,9 @@ def test_changes_of_the_configuration_are_told(
         "configuration changed, was: seed: 1",
         "configuration changed, now: seed: 2",
     ]
+    path.write_bytes(b"\xff\xfe")
+    _tell_changes(path, "seed: 2\n")
+    assert capsys.readouterr().out == ""
 
 
 def test_modules_of_the_user_are_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,8 +303,11 @@ def test_nodes_and_prefixes_are_places_too(tmp_path: Path) -> None:
     assert f"{local}/run holds step 120" in told
     assert f"With ckpt.tiers.local={local} it" in told
     assert judge(root, f"ckpt.tiers.local={local}", checkpoints=(90, 120)) == ""
-    with pytest.raises(ConfigError, match=r"ckpt\.tiers\.local=\S+ ckpt\.prefix=hetero_ckpt"):
+    with pytest.raises(
+        ConfigError, match=r"ckpt\.tiers\.local=\S+ ckpt\.prefix=hetero_ckpt"
+    ) as told:
         judge(root, "ckpt.prefix=other")
+    assert f"there is none named other-step-... in {root}/run/checkpoints" in str(told.value)
 
 
 def test_checkpoints_that_are_gone_are_told(tmp_path: Path) -> None:
@@ -305,3 +322,37 @@ def test_a_finished_run_may_name_any_storage(tmp_path: Path) -> None:
     earlier_run(tmp_path, 90)
     write_status(tmp_path / "run" / "status.json", Status.DONE, 90, 0)
     assert judge(tmp_path, "ckpt.storage=/elsewhere", "trainer.max_steps=90") == ""
+
+
+DAMAGED = (
+    b"\xff\xfe",
+    b"",
+    b"{",
+    b"7",
+    b"ckpt: {storage: [1]}",
+    b"ckpt: {storage: '${nope}'}",
+    b"ckpt: {prefix: []}",
+    b"ckpt: {tiers: 5}",
+    b"ckpt: {tiers: {local: {}}}",
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_configuration_that_cannot_be_read_hides_no_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    root = tmp_path / "out"
+    earlier_run(root, 90)
+    path = root / "run" / ".hydra" / "config.yaml"
+    path.write_bytes(content)
+    told = judge(root, checkpoints=(90,))
+    assert told.startswith(f"Warning: {path} cannot be used (")
+    assert "goes on from step 90" in told
+    shutil.rmtree(root / "run" / "checkpoints")
+    for resume in ("auto", "never"):
+        assert run(config(root, f"resume={resume}")) == 2
+        told = capsys.readouterr().err
+        assert len(told.splitlines()) == 1
+        assert f"{path} cannot be used (" in told
+    path.unlink()
+    assert "begins at step 0 again" in judge(root)

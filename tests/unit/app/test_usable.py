@@ -12,7 +12,7 @@ from hetero_fw.app import compose_checked, run
 from hetero_fw.app.storage_settings import StoredRun
 from hetero_fw.app.usable import check_usable
 from hetero_fw.errors import ConfigError
-from hetero_fw.monitoring import RunDirectory, Status, write_status
+from hetero_fw.monitoring import EventLog, RunDirectory, Status, write_status
 from tests.small_disk import read_only_view
 from tests.storage_faults import FULL, Fault, faulty_storage
 
@@ -45,6 +45,24 @@ def test_a_file_is_no_storage(
     assert f"ckpt.storage={file}{below}: {file} is not a directory." in told
     told = refusal(capsys, config(tmp_path, f"ckpt.tiers.local={file}{below}"))
     assert f"ckpt.tiers.local={file}{below}: {file} is not a directory." in told
+
+
+def test_a_run_directory_whose_checkpoints_are_not_mounted_is_not_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = config(tmp_path)
+    run_dir = RunDirectory(tmp_path / "out" / "run")
+    run_dir.path.mkdir(parents=True)
+    run_dir.checkpoints_path.symlink_to(tmp_path / "scratch")
+    with EventLog(run_dir.events_path, 0) as events:
+        events.write("checkpoint_committed", step=24)
+    assert run(cfg) == 2
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 1
+    assert f"{run_dir.checkpoints_path} is not a directory" in told.err
+    assert told.out == ""
+    (tmp_path / "scratch").mkdir()
+    check_usable(cfg, run_dir, StoredRun())
 
 
 def test_a_mount_that_is_read_only_is_no_storage(

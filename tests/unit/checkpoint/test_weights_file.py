@@ -246,3 +246,77 @@ def test_a_file_is_known_by_its_beginning(module: Model, exported: Path, tmp_pat
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match="is neither a safetensors file nor"):
             check_weights_file(path)
+
+
+def write(path: Path, weights: dict[str, torch.Tensor], kind: str) -> None:
+    if kind == "safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=kind == "torch")
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "older"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_weights_that_are_not_finite_are_named(
+    module: Model, tmp_path: Path, kind: str, value: float
+) -> None:
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state["last.weight"] = state["last.weight"].double()
+    state["last.weight"][1, 2] = value
+    write(tmp_path / "weights", state, kind)
+    with pytest.raises(CheckpointError, match=r"weights: last\.weight holds a"):
+        check_weights_file(tmp_path / "weights")
+    fresh = Model()
+    before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"weights: last\.weight holds a"):
+        load_weights(fresh, tmp_path / "weights")
+    assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(3).double())
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.empty = torch.nn.Parameter(torch.ones(0))
+
+
+def test_a_buffer_may_hold_infinities_and_no_nan(tmp_path: Path) -> None:
+    module, path = Masked(), tmp_path / "weights"
+    state = {**module.state_dict(), "mask": torch.tensor([0.0, float("-inf"), 1e300])}
+    torch.save(state, path)
+    check_weights_file(path)
+    load_weights(module, path)
+    assert torch.equal(module.get_buffer("mask"), state["mask"].double())
+    torch.save({**state, "mask": torch.full((3,), float("nan"))}, path)
+    with pytest.raises(CheckpointError, match="mask holds a NaN"):
+        check_weights_file(path)
+    torch.save({**state, "scale": torch.full((3,), float("inf"))}, path)
+    check_weights_file(path)  # by its name it may be a buffer
+    with pytest.raises(CheckpointError, match="scale holds a value that is infinite"):
+        load_weights(module, path)
+    torch.save({**state, "phase": torch.tensor([1j, complex("nan")])}, path)
+    with pytest.raises(CheckpointError, match="phase holds a NaN"):
+        check_weights_file(path)
+
+
+def test_eight_bits_are_looked_at_too(tmp_path: Path) -> None:
+    low = torch.ones(3).to(torch.float8_e4m3fn)
+    torch.save({"weight": low}, tmp_path / "weights")
+    check_weights_file(tmp_path / "weights")
+    torch.save({"weight": torch.full((3,), float("nan")).to(torch.float8_e4m3fn)}, tmp_path / "bad")
+    with pytest.raises(CheckpointError, match="weight holds a NaN"):
+        check_weights_file(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("takes", [check_weights_file, lambda path: load_weights(Model(), path)])
+@pytest.mark.parametrize(
+    "odd", [torch.eye(3).to_sparse(), torch.ones(3, device="meta")], ids=["sparse", "meta"]
+)
+def test_tensors_without_plain_values_are_named(
+    module: Model, tmp_path: Path, odd: torch.Tensor, takes: Callable[[Path], None]
+) -> None:
+    torch.save({**module.state_dict(), "first.weight": odd}, tmp_path / "weights")
+    with pytest.raises(CheckpointError, match=r"weights: first\.weight is no plain tensor"):
+        takes(tmp_path / "weights")

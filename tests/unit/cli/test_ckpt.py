@@ -355,6 +355,15 @@ def test_prune_of_a_run_that_has_lost_its_configuration_needs_consent(
 ) -> None:
     (run.hydra_path / "config.yaml").unlink()
     complaint(capsys, "prune", str(run.path), "--keep", "2")
+    for content in (b"\xff\xfe", b"ckpt: {storage: [1]}", b"ckpt: {storage: '${nope}'}"):
+        (run.hydra_path / "config.yaml").write_bytes(content)
+        assert main(["ckpt", "ls", str(run.path)]) == 0
+        told = capsys.readouterr()
+        assert told.err.count(f"{run.hydra_path / 'config.yaml'} cannot be used") == 1
+        assert "40" in told.out
+        assert main(["ckpt", "prune", str(run.path), "--keep", "2"]) == 2
+        assert "cannot be used" in capsys.readouterr().err
+        assert len(published(run.checkpoints_path)) == 4
     # Nor does a run whose checkpoints are meant to be elsewhere speak for what lies in it.
     (run.hydra_path / "config.yaml").write_text("ckpt: {storage: /elsewhere}")
     complaint(capsys, "prune", str(run.checkpoints_path), "--keep", "2")
