@@ -113,6 +113,7 @@ def _newest_checkpoint(checkpoints: Path, events: list[dict[str, Any]]) -> str |
 
 def _is_emulated(plan_path: Path) -> bool:
     try:
-        return json.loads(plan_path.read_text(encoding="utf-8")).get("emulation") is not None
+        plan = json.loads(plan_path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    return isinstance(plan, dict) and plan.get("emulation") is not None

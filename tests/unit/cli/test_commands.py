@@ -100,6 +100,14 @@ def test_status_of_a_plan(capsys: pytest.CaptureFixture[str], run: RunDirectory)
     assert "EMULATED" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '"plan"'])
+def test_status_of_a_run_with_a_damaged_plan(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, text: str
+) -> None:
+    run.plan_path.write_text(text)
+    assert run_json(capsys, "status", "--json", str(run.path))["is_emulated"] is False
+
+
 def test_status_of_a_run(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
     write_status(run.status_path, Status.RUNNING, 7, 1)
     (run.checkpoints_path / "hetero_ckpt-step-00000005").mkdir(parents=True)
