@@ -82,5 +82,8 @@ def test_a_stale_attempt_says_why_it_prunes_nothing(tmp_path: Path) -> None:
         make_saver(root, attempt=2)
         os.kill(stale.pid, signal.SIGCONT)
         stale.join(START_S)
-    assert result_of(root)["warnings"] == ["old checkpoints were not removed: fenced by attempt 2"]
+    assert result_of(root)["warnings"] == [
+        "old checkpoints were not removed: fenced by attempt 2; "
+        "step 4 is safe, a restart goes on from it"
+    ]
     assert len(published(root)) == 4
