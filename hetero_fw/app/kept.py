@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from hetero_fw.app.storage_settings import (
     local_directory,
-    newest_step,
     node_directories,
     published_names,
+    steps_of,
 )
 from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.monitoring import (
@@ -53,9 +53,10 @@ def what_is_left(cfg: DictConfig, run_dir: RunDirectory, step: int) -> str:
     """What there is to do for a run that has trained to `step`; "" if nothing."""
     if cfg.ckpt.policy == IntervalPolicy.NONE:
         return ""
-    if _awaits_storage(cfg, run_dir, step):
+    events = read_events(run_dir.events_path)
+    if _awaits_storage(cfg, run_dir, events, step):
         return "which the storage lacks: it goes there now"
-    if _is_lost(read_events(run_dir.events_path), step):
+    if _is_lost(events, step):
         return "but no save of it has succeeded: what no checkpoint holds is trained again"
     return ""
 
@@ -77,7 +78,9 @@ def _stored_steps(events: Sequence[Mapping[str, Any]]) -> set[int]:
     return {event["step"] for event in (*saves_on_line(events, Tier.STORAGE), *found)}
 
 
-def _awaits_storage(cfg: DictConfig, run_dir: RunDirectory, step: int) -> bool:
+def _awaits_storage(
+    cfg: DictConfig, run_dir: RunDirectory, events: Sequence[Mapping[str, Any]], step: int
+) -> bool:
     """Whether the checkpoint of the last step is whole on the nodes, and not in the storage.
 
     Only as far as this host sees it: an attempt that did not find it would train again.
@@ -85,7 +88,7 @@ def _awaits_storage(cfg: DictConfig, run_dir: RunDirectory, step: int) -> bool:
     local = local_directory(cfg, run_dir.name)
     if local is None or not node_directories(local):
         return False
-    if step in _stored_steps(read_events(run_dir.events_path)):
+    if step in _stored_steps(events):
         return False
     return step in _steps_on_nodes(cfg, local)
 
@@ -115,7 +118,7 @@ def tell_what_is_kept(cfg: DictConfig, run_dir: RunDirectory, outcome: RunOutcom
     on_nodes = max((event["step"] for event in saves_on_line(events, Tier.LOCAL)), default=0)
     local = f"; {cfg.ckpt.tiers.local} holds one of step {on_nodes}" if on_nodes else ""
     again = ". The same command trains again what no checkpoint holds"
-    if _awaits_storage(cfg, run_dir, outcome.step):
+    if _awaits_storage(cfg, run_dir, events, outcome.step):
         again = ". The same command brings it there"
     return f"Warning: {where}{known}{local}{again}."
 
@@ -162,4 +165,4 @@ def _steps_there(cfg: DictConfig, run_dir: RunDirectory, root: StoragePath) -> s
         names = list(published_names(root, cfg.ckpt.prefix))
     local = local_directory(cfg, run_dir.name)
     on_nodes = _steps_on_nodes(cfg, local) if local is not None else set()
-    return {newest_step([name]) for name in names} | on_nodes
+    return {*steps_of(names), *on_nodes}

@@ -24,10 +24,7 @@ from hetero_fw.checkpoint.quarantine import Quarantine, read_quarantine
 from hetero_fw.checkpoint.shard_file import hash_file
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
-from hetero_fw.policies import (
-    AttemptStart,
-    find_departure,
-)
+from hetero_fw.policies import AttemptStart, find_departure
 
 # Of the checkpoint's path and what is wrong with it.
 OnRejected = Callable[[Any, str], None]

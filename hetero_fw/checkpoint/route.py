@@ -59,7 +59,10 @@ class Route:
         finally:
             if holds_staging:
                 self._stager.release()
-            _end_all(targets)
+            # No save stays under way for ever because the one to a nearer tier broke.
+            for writer, handle in targets:
+                if not handle.is_done:
+                    handle.fail(writer.tier, "it ended early")
 
     def _upload(self, writer: TierWriter, job: SaveJob) -> None:
         has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)
@@ -72,21 +75,6 @@ class Route:
         finally:
             if has_turn:
                 self._turn.release()
-
-
-def _end_all(targets: Sequence[Target]) -> None:
-    """No save stays under way for ever because the one to a nearer tier broke."""
-    for writer, handle in targets:
-        if not handle.is_done:
-            outcome = SaveOutcome(
-                step=handle.step,
-                tier=writer.tier,
-                ok=False,
-                reason="it ended early",
-                stall_s=0.0,
-                persist_s=0.0,
-            )
-            handle.finish(outcome)
 
 
 def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
@@ -103,4 +91,5 @@ def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
         started_at_s=job.started_at_s,
         error=job.error,
         source=source,
+        retires=job.retires,
     )

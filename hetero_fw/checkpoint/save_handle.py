@@ -74,3 +74,10 @@ class SaveHandle:
         """Called once, by the saver."""
         self._outcome = outcome
         self._done.set()
+
+    def fail(self, tier: Tier, reason: str, stall_s: float = 0.0) -> None:
+        """Called instead, for a save that never came to a verdict."""
+        outcome = SaveOutcome(
+            step=self.step, tier=tier, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0
+        )
+        self.finish(outcome)

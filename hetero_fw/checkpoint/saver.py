@@ -388,13 +388,4 @@ class CheckpointSaver:
         for writer, handle in targets:
             if self._rank == 0:
                 writer.tell_failure(handle.step, reason)
-            handle.finish(
-                SaveOutcome(
-                    step=handle.step,
-                    tier=writer.tier,
-                    ok=False,
-                    reason=reason,
-                    stall_s=stall_s,
-                    persist_s=0.0,
-                )
-            )
+            handle.fail(writer.tier, reason, stall_s)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from hetero_fw.checkpoint.finiteness import flaw_of
 from hetero_fw.checkpoint.host_memory import HostMemory
-from hetero_fw.checkpoint.shard_layout import ShardLayout, Slot
-
-# Large enough to keep the per-call cost out of sight, small enough to need no large scratch.
-FINITE_CHECK_ELEMENTS = 2**22
+from hetero_fw.checkpoint.shard_layout import ShardLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,25 +115,6 @@ def first_non_finite(
     buffer = torch.frombuffer(content, dtype=torch.uint8)
     for slot in layout.slots:
         view = buffer[slot.byte_offset : slot.byte_offset + slot.length].view(slot.dtype)
-        if not _is_finite(slot, view, allows_infinity=slot.fqn in may_be_infinite):
+        if flaw_of(view, allows_infinity=slot.fqn in may_be_infinite) is not None:
             return slot.fqn
     return None
-
-
-def _is_finite(slot: Slot, view: torch.Tensor, *, allows_infinity: bool) -> bool:
-    if slot.dtype.is_complex:
-        view = torch.view_as_real(view)
-    elif not slot.dtype.is_floating_point:
-        return True
-    for piece in _pieces(view.reshape(-1)):
-        # One pass without a scratch tensor: a NaN comes out of both, an infinity out of one.
-        extremes = torch.stack(torch.aminmax(piece))
-        if bool(extremes.isnan().any()) or not (allows_infinity or bool(extremes.isfinite().all())):
-            return False
-    return True
-
-
-def _pieces(flat: torch.Tensor) -> Sequence[torch.Tensor]:
-    pieces = torch.split(flat, FINITE_CHECK_ELEMENTS)
-    # The 8-bit dtypes have no reductions of their own.
-    return [piece.float() for piece in pieces] if flat.dtype.itemsize == 1 else pieces

@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hetero_fw.checkpoint.finiteness import Flaw, flaw_of
 from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
-from hetero_fw.checkpoint.staging import FINITE_CHECK_ELEMENTS
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError, did_you_mean
 
@@ -203,18 +203,11 @@ def _check_finite(
     path: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype, *, allows_infinity: bool
 ) -> None:
     """Raise if `tensor` holds a NaN, or what becomes infinite in `dtype` where that matters."""
-    if tensor.is_complex():
-        tensor, dtype = torch.view_as_real(tensor.resolve_conj()), dtype.to_real()
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return
-    for piece in torch.split(tensor.detach().reshape(-1), FINITE_CHECK_ELEMENTS):
-        # Through fp32, as the 8-bit dtypes have no reductions of their own.
-        values = piece.to(dtype)
-        extremes = torch.stack(torch.aminmax(values.float() if dtype.itemsize == 1 else values))
-        if bool(extremes.isnan().any()):
-            raise CheckpointError(f"{path}: {name} holds a NaN")
-        if not allows_infinity and not bool(extremes.isfinite().all()):
-            raise CheckpointError(f"{path}: {name} holds a value that is infinite in {dtype}")
+    flaw = flaw_of(tensor, allows_infinity=allows_infinity, dtype=dtype)
+    if flaw is Flaw.NAN:
+        raise CheckpointError(f"{path}: {name} holds a NaN")
+    if flaw is Flaw.INFINITY:
+        raise CheckpointError(f"{path}: {name} holds a value that is infinite in {dtype}")
 
 
 def _own_copy(source: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

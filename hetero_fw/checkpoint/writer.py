@@ -81,7 +81,6 @@ class TierWriter:
         self.tier = tier
         self.executor = executor
         self._rank = rank
-        self._prefix = prefix
         self._place = place
         self._board = board
         self._on_event = on_event

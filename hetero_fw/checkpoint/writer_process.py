@@ -161,7 +161,7 @@ class WriterProcess:
         )
         try:
             process.start()
-        except OSError as error:
+        except (OSError, EOFError) as error:  # the fork server is gone, before or meanwhile
             raise CheckpointError(f"the writer's process cannot be started: {error}") from error
         self._process = process
         # It ignores the signal that multiprocessing would end it with, and then wait for. So it has

@@ -153,7 +153,8 @@ class Supervisor:
         self, failure: RankFailure, decision: RestartDecision, step: int, attempt: int
     ) -> RunOutcome:
         if self.place.is_gone:
-            self.announce(f"FAILED: {(reason := self.place.tell_loss())}")
+            reason = self.place.tell_loss()
+            self.announce(f"FAILED: {reason}")
             return RunOutcome(status=Status.FAILED, step=step, attempt=attempt, reason=reason)
         number = self._stop.signal_number
         end = judge_ending(
@@ -266,9 +267,11 @@ class _Attempt:
                 self._step = step
 
     def _have_all_ended(self) -> bool:
-        has_started = len(self._ranks) == len(self._node_of)
-        have_reported = has_started and all(self._files.end(rank) for rank in self._ranks)
-        return have_reported and all(rank.has_ended for rank in self._ranks.values())
+        if len(self._ranks) < len(self._node_of):
+            return False
+        return all(self._files.end(rank) for rank in self._ranks) and all(
+            rank.has_ended for rank in self._ranks.values()
+        )
 
     def _find_failure(self) -> RankFailure | None:
         dead = self._ranks_that_died()
@@ -313,8 +316,10 @@ class _Attempt:
     def _agent_failure(self, node: NodeRanks) -> RankFailure:
         exitcode = self._agents[node.node].exitcode
         detail = f"the agent of node {node.node} is gone (exit code {exitcode})"
-        lost = self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
-        return next(iter(self._files.failures()), lost)
+        reports = self._files.failures()
+        if reports:
+            return reports[0]
+        return self._failure(node.first_rank, FailureKind.AGENT_LOST, detail)
 
     def _silent_rank(self) -> RankFailure | None:
         limit_s = self._config.heartbeat_interval_s * self._config.heartbeat_max_missed
