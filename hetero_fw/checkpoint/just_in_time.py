@@ -31,6 +31,8 @@ _VERDICT = "just_in_time/verdict"
 _LOOK_S = 0.1
 # Ranks that are alive answer within one look, unless something holds their interpreter up.
 _ANSWER_S = 3.0
+# The rank that asks waits as long as that for the others, and then has to tell them.
+_VERDICT_S = _ANSWER_S + 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,7 @@ class JustInTimeSave:
     def _answer(self, problem: str) -> str:
         """Tell the rank that asked; returns why nobody saves, empty if all do."""
         self._store.set(_answer_key(self._rank), problem)
-        if not self._store.wait([_VERDICT], time.monotonic() + _ANSWER_S):
+        if not self._store.wait([_VERDICT], time.monotonic() + _VERDICT_S):
             return "the rank that asked did not go on"
         return self._store.get(_VERDICT).decode()
 
