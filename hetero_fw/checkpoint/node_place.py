@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from hetero_fw.checkpoint.catalog import list_checkpoints
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import DirectoryPlace
-from hetero_fw.checkpoint.pruning import READ_ALL, Decide, PruneReport, Reading, retire_by_rule
+from hetero_fw.checkpoint.pruning import Decide, PruneReport, retire_by_rule
+from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always
 from hetero_fw.checkpoint.replicas import ReplicaAddress, ReplicaServer, send_copy
 from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.save_tasks import OnProgress
@@ -72,8 +72,8 @@ class NodePlace(DirectoryPlace):
         prefix: str,
         rule: RetentionRule,
         *,
-        verified_steps: Collection[int],
-        reading: Reading = READ_ALL,
+        intact: Intact = NOTHING_READ,
+        go_on: GoOn = always,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
@@ -86,7 +86,7 @@ class NodePlace(DirectoryPlace):
             list_checkpoints(self.directories.root, prefix),
             rule,
             into=self.directories.retired,
-            verified_steps=verified_steps,
+            intact=intact,
             on_point=on_point,
             decide=decide,
         )

@@ -46,14 +46,16 @@ from hetero_fw.checkpoint.object_versions import (
     take_snapshot,
 )
 from hetero_fw.checkpoint.pruning import (
-    READ_ALL,
     Decide,
     PruneReport,
-    Reading,
+    exceeds,
+    nothing_to_delete,
     retention_facts,
+    unfinished,
     unreadable_note,
 )
 from hetero_fw.checkpoint.quarantine import read_quarantine
+from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always, read_newest
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, hash_chunks
 from hetero_fw.checkpoint.shard_layout import ShardLayout
@@ -237,17 +239,21 @@ class ObjectPlace:
         self,
         prefix: str,
         rule: RetentionRule,
-        verified_steps: Collection[int] = (),
-        reading: Reading = READ_ALL,
+        *,
+        intact: Intact = NOTHING_READ,
+        go_on: GoOn = always,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
         """Rank 0: delete what `policies.decide_retention` gives up, and what is superseded.
 
-        A checkpoint counts as verified here if its manifest matches its own hash and every file
-        has its size. Reading all bytes back would double the traffic and show little: the client
-        sends a checksum with every part, which the storage compares before it answers. All bytes
-        are verified when they are restored, and by `hetero ckpt verify`.
+        Args:
+            prefix: first part of the checkpoints' names.
+            rule: what to keep.
+            intact: of the report of an earlier call; it is not read again.
+            go_on: as `read_newest` takes it.
+            on_point: called at every point that a deletion passes.
+            decide: another policy, such as `policies.decide_room`.
 
         Raises:
             CheckpointError: the storage refuses, or a later attempt has begun.
@@ -255,28 +261,35 @@ class ObjectPlace:
         store = ObjectStore(self.root)
         snapshot = take_snapshot(store)
         versions = snapshot.checkpoints(prefix)
-        readable, intact = self._readable(versions)
-        # Of several versions of a step, the newest intact one stands for it.
+        readable, whole = self._readable(versions)
+        # Of several versions of a step, the newest whole one stands for it.
         chosen = {version.step: version for version in reversed(versions) if version in readable}
-        chosen |= {version.step: version for version in reversed(versions) if version in intact}
-        intact_steps = {version.step for version in intact}
-        decision = decide(
-            [retention_facts(readable[v], intact_steps, rule) for v in chosen.values()], rule
-        )
+        chosen |= {version.step: version for version in reversed(versions) if version in whole}
+        infos = {step: readable[version] for step, version in chosen.items()}
+        if len(chosen) == len(versions) and not exceeds(len(chosen), rule, decide):
+            decision = nothing_to_delete(len(chosen), rule)
+        else:
+            self._refuse_if_fenced(store)  # before all is read in vain
+            found = [infos[version.step] for version in whole if version is chosen[version.step]]
+            intact, is_complete = read_newest(found, intact, go_on)
+            if not is_complete:
+                return unfinished(intact)
+            facts = [retention_facts(info, intact.steps, rule) for info in infos.values()]
+            decision = decide(facts, rule)
         gone = frozenset(decision.delete_steps)
         # An older version goes first: it must not stand in for the newer one when that is gone.
         doomed = [
             version
             for version in reversed(versions)
             if version.step in gone
-            or (version.step in intact_steps and version is not chosen[version.step])
+            or (version.step in intact.steps and version is not chosen[version.step])
         ]
         for version in [*doomed, *self._unfinished(snapshot, prefix)]:
             on_point(SavePoint.RETIRING)
             self._delete(store, version, on_point)
         return PruneReport(
             deleted=tuple(self.root / chosen[step].name for step in decision.delete_steps),
-            verified_steps=frozenset(intact_steps) - gone,
+            intact=intact.but(gone),
             reason=decision.reason + unreadable_note(len(versions) - len(readable)),
             rule=decision.rule,
         )
@@ -301,7 +314,7 @@ class ObjectPlace:
     ) -> tuple[dict[Version, CheckpointInfo], set[Version]]:
         """Those whose manifest can be read, and those of them whose files have their sizes."""
         readable: dict[Version, CheckpointInfo] = {}
-        intact: set[Version] = set()
+        whole: set[Version] = set()
         quarantine = read_quarantine(self.root)
         for version in versions:
             path = self.root / version.name
@@ -309,13 +322,13 @@ class ObjectPlace:
                 manifest = read_manifest(path)
                 readable[version] = info_of(path, manifest, quarantine)
                 version.check_sizes(manifest)
-                intact.add(version)
+                whole.add(version)
             except StorageError as error:
                 if not error.is_absent:
                     raise  # nothing is given up because the storage hiccups
             except CheckpointError:
                 continue
-        return readable, intact
+        return readable, whole
 
     def _unfinished(self, snapshot: Snapshot, prefix: str) -> list[Version]:
         """Saves of this attempt that were given up. One that is under way is of a later step."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
 from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by, remake
 from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
-from hetero_fw.checkpoint.pruning import READ_ALL, Decide, PruneReport, Reading, prune
+from hetero_fw.checkpoint.pruning import Decide, PruneReport, prune
+from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_file import WrittenShard, write_shard, write_text
 from hetero_fw.checkpoint.shard_layout import ShardLayout
@@ -71,8 +72,8 @@ class Place(Protocol):
         prefix: str,
         rule: RetentionRule,
         *,
-        verified_steps: Collection[int],
-        reading: Reading = READ_ALL,
+        intact: Intact = NOTHING_READ,
+        go_on: GoOn = always,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
@@ -179,8 +180,8 @@ class DirectoryPlace:
         prefix: str,
         rule: RetentionRule,
         *,
-        verified_steps: Collection[int],
-        reading: Reading = READ_ALL,
+        intact: Intact = NOTHING_READ,
+        go_on: GoOn = always,
         on_point: OnPoint = pass_by,
         decide: Decide = decide_retention,
     ) -> PruneReport:
@@ -189,8 +190,8 @@ class DirectoryPlace:
             prefix,
             rule,
             into=self.directories.retired,
-            verified_steps=verified_steps,
-            reading=reading,
+            intact=intact,
+            go_on=go_on,
             on_point=on_point,
             decide=decide,
         )

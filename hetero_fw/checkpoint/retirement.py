@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 
 from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.pruning import Decide, PruneReport
+from hetero_fw.checkpoint.read_back import NOTHING_READ
 from hetero_fw.checkpoint.save_point import OnPoint
 from hetero_fw.checkpoint.save_tasks import Prune
 from hetero_fw.policies import RetentionRule, decide_retention, decide_room
@@ -49,8 +51,7 @@ class Retirement:
         self._executor = executor
         self._timeout_s = timeout_s
         self._counts_unread = counts_unread
-        self._verified_steps: frozenset[int] = frozenset()
-        self._verified_files: frozenset[str] = frozenset()
+        self._intact = NOTHING_READ
         self._has_made_room = False  # since the last save that succeeded
 
     def after_save(self, step: int, on_point: OnPoint) -> None:
@@ -62,10 +63,9 @@ class Retirement:
         self._has_made_room = False
         if self.rule is None:
             return
-        # A step that is replaced is a new one.
-        new = frozenset({step})
-        known = self._verified_steps
-        self._verified_steps = known | new if self._counts_unread else known - new
+        self._intact = self._intact.but({step})  # a step that is replaced is a new one
+        if self._counts_unread:
+            self._intact = replace(self._intact, steps=self._intact.steps | {step})
         self._prune(self.rule, on_point, decide_retention)
 
     def make_room(self, on_point: OnPoint) -> str:
@@ -98,8 +98,7 @@ class Retirement:
                 place=self._place,
                 prefix=self._prefix,
                 rule=rule,
-                verified_steps=self._verified_steps,
-                verified_files=self._verified_files,
+                intact=self._intact,
                 read_s=min(_SLICE_S, self._timeout_s / 4),
                 on_point=on_point,
                 decide=decide,
@@ -109,8 +108,7 @@ class Retirement:
                 deadline_s=time.monotonic() + self._timeout_s,
                 patience_s=self._timeout_s,
             )
-            self._verified_steps = report.verified_steps
-            self._verified_files = report.verified_files
+            self._intact = report.intact
             if report.is_complete or time.monotonic() > ends_s:
                 return report
             time.sleep(_PAUSE_S)  # whoever waits for the executor has it now

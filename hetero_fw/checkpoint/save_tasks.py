@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from pathlib import Path
 from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.place import Place
-from hetero_fw.checkpoint.pruning import Decide, PruneReport, Reading
+from hetero_fw.checkpoint.pruning import Decide, PruneReport
+from hetero_fw.checkpoint.read_back import NOTHING_READ, Intact
 from hetero_fw.checkpoint.retrying import retry_storage
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.shard_file import PIECE_BYTES, WrittenShard
@@ -134,9 +135,8 @@ class Prune:
     place: Place
     prefix: str
     rule: RetentionRule
-    verified_steps: Collection[int]
     on_point: OnPoint
-    verified_files: frozenset[str] = frozenset()
+    intact: Intact = NOTHING_READ
     read_s: float = math.inf
     decide: Decide = decide_retention
 
@@ -150,8 +150,8 @@ class Prune:
         return self.place.prune(
             self.prefix,
             self.rule,
-            verified_steps=self.verified_steps,
-            reading=Reading(files=self.verified_files, go_on=go_on),
+            intact=self.intact,
+            go_on=go_on,
             on_point=self.on_point,
             decide=self.decide,
         )

@@ -168,7 +168,7 @@ class CheckpointStore:
             newest = max(0, num_attempts(self.root) - 1)
             return ObjectPlace.at(self.root, newest).prune(self.prefix, rule)
         if not self.root.is_dir():
-            return PruneReport(deleted=(), verified_steps=frozenset(), reason="no checkpoints")
+            return PruneReport(reason="no checkpoints")
         try:
             into = dead_directory(self.root)
             try:

@@ -26,6 +26,13 @@ _NUM_CHUNKS = 24
 _WAIT_S = 30.0
 
 
+def wait_for(path: Path) -> None:
+    """Until it is there, but no longer than `_WAIT_S`."""
+    deadline_s = time.monotonic() + _WAIT_S
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
 class FaultyGPT(GPTModule):
     """Otherwise `GPTModule`: the same names, the same weights.
 
@@ -33,6 +40,7 @@ class FaultyGPT(GPTModule):
         fault: what happens; see `_FAULTS`.
         fail_step: step, counted from 1, in which it happens; 0: never.
         marker: file that the first failure leaves; nothing fails once it is there. None: always.
+        awaited: what must be there before it happens, such as a checkpoint to fall back to.
     """
 
     def __init__(
@@ -42,9 +50,11 @@ class FaultyGPT(GPTModule):
         fail_rank: int = 0,
         fail_step: int = 0,
         marker: str | None = None,
+        awaited: str | None = None,
         **gpt: Any,
     ) -> None:
         super().__init__(**gpt)
+        self._awaited = Path(awaited) if awaited is not None else None
         self._fault = fault
         self._fail_rank = fail_rank
         self._fail_step = fail_step
@@ -58,6 +68,8 @@ class FaultyGPT(GPTModule):
         loss = super().training_step(batch, batch_idx)
         if not is_due or (self._marker is not None and self._marker.exists()):
             return loss
+        if self._awaited is not None:
+            wait_for(self._awaited)
         if self._marker is not None:
             self._marker.touch()
         return _FAULTS[self._fault](loss)
@@ -120,9 +132,7 @@ class DivergingGPT(GPTModule):
         return loss * float("nan") if is_bad else loss
 
     def _interrupt(self) -> None:
-        deadline_s = time.monotonic() + _WAIT_S
-        while not self._awaited.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        wait_for(self._awaited)
         self._marker.touch()
         raise RuntimeError("interrupted on purpose")
 
@@ -244,10 +254,16 @@ class OtherWeights(pl.Callback):
 
     Args:
         fail_step: validation after it in which the first rank raises, unless `marker` is there.
+        folder: of the checkpoints; a validation waits for the save after the one before it, which
+            would postpone its own.
     """
 
-    def __init__(self, *, fail_step: int = 0, marker: str | None = None) -> None:
+    def __init__(
+        self, *, fail_step: int = 0, marker: str | None = None, folder: str | None = None
+    ) -> None:
         self._fail_step = fail_step
+        self._folder = Path(folder) if folder is not None else None
+        self._previous: str | None = None
         self._marker = Path(marker) if marker is not None else None
         self._kept: list[tuple[Tensor, Tensor]] = []
 
@@ -261,6 +277,9 @@ class OtherWeights(pl.Callback):
         if is_due and self._marker is not None and not self._marker.exists():
             self._marker.touch()
             raise RuntimeError("raised in a validation")
+        if self._folder is not None and self._previous is not None:
+            wait_for(self._folder / self._previous)
+        self._previous = f"hetero_ckpt-step-{trainer.global_step:08d}"
         time.sleep(0.2)  # in which a save that had begun would be copied
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from hetero_fw.checkpoint import (
     prune,
     read_manifest,
 )
-from hetero_fw.checkpoint.pruning import Reading
+from hetero_fw.checkpoint.read_back import Intact
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import AttemptStart, RetentionRule
 from tests.unit.checkpoint.examples import (
@@ -198,10 +198,14 @@ def pruned(root: Path, keep_latest_k: int, **options: Any) -> PruneReport:
     return prune(root, PREFIX, rule, into=claimed(root).retired, **options)
 
 
+def never() -> bool:
+    return False
+
+
 def test_prune_keeps_the_newest(root: Path) -> None:
     report = pruned(root, 2)
     assert [path.name for path in report.deleted] == ["hetero_ckpt-step-00000010"]
-    assert report.verified_steps == {20, 30}
+    assert report.intact.steps == {20, 30}
     assert [name[-2:] for name in published(root)] == ["20", "30"]
 
 
@@ -214,20 +218,19 @@ def test_prune_never_deletes_what_may_be_needed(root: Path) -> None:
 def test_prune_reads_nothing_when_nothing_can_go(root: Path) -> None:
     report = pruned(root, 3)
     assert report.deleted == ()
-    assert report.verified_steps == frozenset()
+    assert report.intact.steps == frozenset()
 
 
 def test_prune_trusts_what_was_verified_before(root: Path) -> None:
-    report = pruned(root, 2, verified_steps=[20, 30])
-    assert report.verified_steps == {20, 30}
+    report = pruned(root, 2, intact=Intact(steps=frozenset({20, 30})))
+    assert report.intact.steps == {20, 30}
     assert len(report.deleted) == 1
 
 
 def test_reading_back_goes_on_where_it_was_cut_off(root: Path) -> None:
-    no_time = Reading(go_on=lambda: False)
-    first = pruned(root, 2, reading=no_time)
-    assert (first.deleted, first.verified_steps, first.is_complete) == ((), {30}, False)
-    second = pruned(root, 2, reading=no_time, verified_steps=first.verified_steps)
+    first = pruned(root, 2, go_on=never)
+    assert (first.deleted, first.intact.steps, first.is_complete) == ((), {30}, False)
+    second = pruned(root, 2, go_on=never, intact=first.intact)
     assert second.is_complete
     assert [path.name for path in second.deleted] == ["hetero_ckpt-step-00000010"]
 
@@ -236,9 +239,9 @@ def test_what_was_begun_is_read_before_what_is_newer(root: Path) -> None:
     info = list_checkpoints(root, PREFIX)[1]
     (file,) = read_manifest(info.path).files
     known = frozenset({f"{info.path.name}/{file.name} {file.digest}"})
-    report = pruned(root, 2, reading=Reading(files=known, go_on=lambda: False))
+    report = pruned(root, 2, intact=Intact(files=known), go_on=never)
     assert report.is_complete
-    assert report.verified_steps == {20, 30}
+    assert report.intact.steps == {20, 30}
 
 
 def test_what_was_known_of_a_file_that_is_another_by_now_does_not_count(root: Path) -> None:
@@ -246,8 +249,8 @@ def test_what_was_known_of_a_file_that_is_another_by_now_does_not_count(root: Pa
     (file,) = read_manifest(info.path).files
     known = frozenset({f"{info.path.name}/{file.name} {'0' * 32}"})
     flip_bit(info.path / SHARD, 7)
-    report = pruned(root, 2, reading=Reading(files=known))
-    assert report.verified_steps == {10, 20}
+    report = pruned(root, 2, intact=Intact(files=known))
+    assert report.intact.steps == {10, 20}
     assert report.deleted == ()
 
 
@@ -258,7 +261,7 @@ def test_every_piece_that_is_read_is_told(root: Path) -> None:
         told.append(1)
         return True
 
-    pruned(root, 2, reading=Reading(go_on=go_on))
+    pruned(root, 2, go_on=go_on)
     assert len(told) >= 3  # a piece of each of two files, and between them
 
 

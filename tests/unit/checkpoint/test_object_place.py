@@ -22,9 +22,12 @@ from hetero_fw.checkpoint import (
     list_checkpoints,
     published_paths,
     read_manifest,
+    shard_file,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.object_versions import fence_key, record_key
+from hetero_fw.checkpoint.read_back import Intact
+from hetero_fw.checkpoint.storage import StorageError
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import RetentionRule, decide_room
 from tests.unit.checkpoint.examples import PREFIX, weights
@@ -59,6 +62,10 @@ def names(place: ObjectPlace) -> set[str]:
 def claims(place: ObjectPlace) -> set[str]:
     folder = place.root / ".attempts"
     return {f".attempts/{path.rpartition('/')[2]}" for path in place.root.fs.find(folder.path)}
+
+
+def never() -> bool:
+    return False
 
 
 def flip(path: UPath) -> None:
@@ -270,7 +277,7 @@ def test_retention(url: str) -> None:
     rule = RetentionRule(keep_latest_k=2, keep_best=1, monitor="loss")
     report = place.prune(PREFIX, rule, on_point=passed.append)
     assert [path.name.partition(".")[0] for path in report.deleted] == [f"{PREFIX}-step-00000020"]
-    assert report.verified_steps == {10, 30, 40}
+    assert report.intact.steps == {30, 40}
     assert steps(place) == [40, 30, 10]
     assert passed == [SavePoint.RETIRING, SavePoint.RETIRED, SavePoint.DELETED]
     assert len(names(place)) == 6
@@ -284,6 +291,67 @@ def test_what_is_not_whole_protects_nothing(url: str) -> None:
         (path / "shard-00000.bin").write_bytes(b"short")
     assert place.prune(PREFIX, KEEP_TWO).deleted == ()
     assert steps(place) == [40, 30, 20, 10]
+
+
+def test_what_was_damaged_at_its_full_size_protects_nothing(url: str) -> None:
+    place = begin(url)
+    for step in (10, 20, 30, 40):
+        save_at(place, step)
+    newest, second, *_ = published_paths(place.root, PREFIX)
+    flip(newest / "shard-00000.bin")
+    report = place.prune(PREFIX, KEEP_TWO)
+    assert [path.name.partition(".")[0] for path in report.deleted] == [f"{PREFIX}-step-00000010"]
+    assert report.intact.steps == {20, 30}
+    flip(second / "shard-00000.bin")
+    save_at(place, 50)
+    report = place.prune(PREFIX, KEEP_TWO)
+    assert report.intact.steps == {20, 50}
+    assert steps(place) == [50, 40, 20]
+
+
+def test_reading_back_goes_on_where_it_was_cut_off(url: str) -> None:
+    place = begin(url)
+    for step in (10, 20, 30):
+        save_at(place, step)
+    intact, rounds = Intact(), 0
+    while not (report := place.prune(PREFIX, KEEP_TWO, intact=intact, go_on=never)).is_complete:
+        assert report.deleted == ()
+        intact, rounds = report.intact, rounds + 1
+    assert rounds == 1  # a file in each
+    assert steps(place) == [30, 20]
+    # What is known is not read again, and nothing is where nothing can go.
+    for path in published_paths(place.root, PREFIX):
+        flip(path / "shard-00000.bin")
+    save_at(place, 40)
+    report = place.prune(PREFIX, KEEP_TWO, intact=report.intact)
+    assert report.intact.steps == {30, 40}
+    assert place.prune(PREFIX, KEEP_TWO).intact.steps == frozenset()
+
+
+def test_a_storage_that_fails_while_it_is_read_back_gives_nothing_up(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = begin(url)
+    for step in (10, 20, 30, 40):
+        save_at(place, step)
+
+    def refused(file: UPath) -> Any:
+        raise StorageError(f"{file}: slow down", is_transient=True)
+
+    monkeypatch.setattr(shard_file, "read_pieces", refused)
+    with pytest.raises(StorageError, match=r"shard-00000\.bin: slow down"):
+        place.prune(PREFIX, KEEP_TWO)
+    assert steps(place) == [40, 30, 20, 10]
+
+
+def test_a_version_is_superseded_by_one_that_was_read_back(url: str) -> None:
+    place = begin(url)
+    for value in (1, 2):
+        save_at(place, 10, value=value)
+    save_at(place, 20)
+    flip(list(published_paths(place.root, PREFIX))[1] / "shard-00000.bin")
+    place.prune(PREFIX, KEEP_TWO)
+    assert len(list(published_paths(place.root, PREFIX))) == 3
 
 
 def test_the_newest_intact_version_of_a_step_supersedes_the_others(url: str) -> None:

@@ -78,7 +78,7 @@ def test_retention_keeps_the_last_one_that_is_not_quarantined(tmp_path: Path) ->
         report = prune(tmp_path, PREFIX, rule, into=claimed(tmp_path).retired)
         assert checkpoint_path(tmp_path, PREFIX, 10) not in report.deleted
     assert checkpoint_path(tmp_path, PREFIX, 10).is_dir()
-    assert 10 in report.verified_steps
+    assert 10 in report.intact.steps
     # Once there are sound ones again, the quarantined ones are as good as gone.
     for step in (60, 70):
         assert save(saver, step, weights(step)).ok

@@ -18,12 +18,12 @@ from hetero_fw.checkpoint import (
     SavePoint,
     list_checkpoints,
     load_checkpoint,
-    pruning,
+    read_back,
     read_manifest,
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.manifest import FileEntry
-from hetero_fw.checkpoint.pruning import GoOn
+from hetero_fw.checkpoint.read_back import GoOn
 from hetero_fw.checkpoint.shard_file import write_shard
 from hetero_fw.checkpoint.writer import TierWriter
 from hetero_fw.policies import RetentionRule
@@ -396,8 +396,8 @@ class SlowReading:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_files = 0
-        self._read = pruning.verify_file
-        monkeypatch.setattr(pruning, "verify_file", self)
+        self._read = read_back.verify_file
+        monkeypatch.setattr(read_back, "verify_file", self)
 
     def __call__(
         self, directory: Path, file: FileEntry, algorithm: HashAlgorithm, go_on: GoOn
@@ -427,13 +427,13 @@ def test_a_save_frees_its_memory_before_old_checkpoints_are_read(
 ) -> None:
     saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
     was_free: list[bool] = []
-    read = pruning.verify_file
+    read = read_back.verify_file
 
     def look(*arguments: Any) -> None:
         was_free.append(saver._stager._is_free.is_set())
         read(*arguments)
 
-    monkeypatch.setattr(pruning, "verify_file", look)
+    monkeypatch.setattr(read_back, "verify_file", look)
     for step in (1, 2, 3):
         assert save(saver, step, weights(step)).ok
     assert was_free
