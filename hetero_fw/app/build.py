@@ -81,6 +81,15 @@ def build_module(cfg: DictConfig) -> pl.LightningModule:
     return module
 
 
+def build_without_values(cfg: DictConfig) -> pl.LightningModule | None:
+    """The user's module on the meta device; None if it cannot be made there, which is no error."""
+    try:
+        with torch.device("meta"):
+            return build_module(cfg)
+    except Exception:  # noqa: BLE001  # the ranks make it with values, and say what is wrong
+        return None
+
+
 def init_weights(cfg: DictConfig, module: pl.LightningModule) -> None:
     """Start from the weights in `model.init_from`, if it names a file; before sharding."""
     if cfg.model.init_from is None:

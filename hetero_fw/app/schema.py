@@ -211,7 +211,7 @@ class Data:
     num_workers: int = key(0, "loader processes of each rank", at_least=0)
     paths: str | list[str] | None = optional("text files or globs")
     sequence_length: int | None = optional("tokens in one sample of text", at_least=1)
-    val_fraction: float | None = optional("share of the text for validation", above=0, below=1)
+    val_fraction: float | None = optional("share of the text for validation", at_least=0, below=1)
     max_bytes: int | None = optional("read at most this many bytes of text", at_least=1)
 
 

@@ -103,9 +103,10 @@ def _existing(path: Path) -> Path:
 def _initial_weights(cfg: DictConfig, stored: StoredRun) -> Iterator[str]:
     if cfg.model.init_from is None or stored.checkpoints:
         return  # only a fresh run reads them
-    from hetero_fw.checkpoint import check_weights_file  # takes torch
+    from hetero_fw.app.build import build_without_values  # takes torch
+    from hetero_fw.checkpoint import check_weights_file
 
     try:
-        check_weights_file(Path(cfg.model.init_from).expanduser())
+        check_weights_file(Path(cfg.model.init_from).expanduser(), build_without_values(cfg))
     except CheckpointError as error:
         yield f"model.init_from: {error}"

@@ -101,9 +101,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
             those of the module, or a value is not finite; `module` is then unchanged.
     """
     saved = {canonical_fqn(name): tensor for name, tensor in read_weights(path).items()}
-    own = {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
-    _check_fit(saved, own, f"{path} does not fit the module")
-    parameters = {canonical_fqn(n) for n, _ in module.named_parameters(remove_duplicate=False)}
+    own = _state_of(module)
+    _check_fit(saved, own, _no_fit(path))
+    parameters = _parameters_of(module)
     for name, tensor in saved.items():
         _check_finite(path, name, tensor, own[name].dtype, allows_infinity=name not in parameters)
     with torch.no_grad():
@@ -111,21 +111,44 @@ def load_weights(module: nn.Module, path: Path) -> None:
             own[name].copy_(tensor)
 
 
-def check_weights_file(path: Path) -> None:
-    """Look whether training can start from `path`, as far as that shows without the module.
+def check_weights_file(path: Path, module: nn.Module | None = None) -> None:
+    """Look whether training can start from `path`.
 
     Reads all of it, a tensor at a time; a file of `torch.save` in the format before PyTorch 1.6
-    at once. Buffers may hold infinities; where a name does not tell, `load_weights` decides.
+    at once.
+
+    Args:
+        path: as `load_weights` takes it.
+        module: to fill later; may be on the meta device. Without it nothing is said of names and
+            sizes, nor of infinities where a name does not tell a weight from a buffer.
 
     Raises:
-        CheckpointError: it is no file of weights, it is cut short or cannot be read, or a tensor
-            is no plain one or not finite; names that.
+        CheckpointError: it is no file of weights, it is cut short or cannot be read, it does not
+            fit the module, or a tensor is no plain one or not finite; names that.
     """
     path = Path(path)
-    for name, tensor in _each_tensor(path):
-        is_parameter = name.rpartition(".")[2] == "weight"
+    parameters = None if module is None else _parameters_of(module)
+    saved: dict[str, torch.Tensor] = {}
+    for full_name, tensor in _each_tensor(path):
+        name = canonical_fqn(full_name)
+        is_parameter = name in parameters if parameters else name.rpartition(".")[2] == "weight"
         # Weights are kept in fp32, whatever they are computed in.
-        _check_finite(path, name, tensor, torch.float32, allows_infinity=not is_parameter)
+        _check_finite(path, full_name, tensor, torch.float32, allows_infinity=not is_parameter)
+        saved[name] = torch.empty_like(tensor, device="meta")
+    if module is not None:
+        _check_fit(saved, _state_of(module), _no_fit(path))
+
+
+def _state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
+
+
+def _parameters_of(module: nn.Module) -> set[str]:
+    return {canonical_fqn(name) for name, _ in module.named_parameters(remove_duplicate=False)}
+
+
+def _no_fit(path: Path) -> str:
+    return f"{path} does not fit the module"
 
 
 def _each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

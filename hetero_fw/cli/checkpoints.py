@@ -95,13 +95,20 @@ class CheckpointStore:
         return store
 
     def rule(self, keep_latest_k: int) -> RetentionRule:
-        """The run's rule with another number of newest ones to keep."""
+        """The run's rule with another number of newest ones to keep.
+
+        Raises:
+            ConfigError: a setting in its configuration is none.
+        """
         settings = self.settings or {}
+        mode = settings.get("monitor_mode", "min")
+        if mode not in set(MonitorMode):
+            raise ConfigError(f"ckpt.monitor_mode={mode} must be one of {', '.join(MonitorMode)}.")
         return RetentionRule(
             keep_latest_k=keep_latest_k,
             keep_best=settings.get("keep_best", 1),
             monitor=settings.get("monitor"),
-            monitor_mode=MonitorMode(settings.get("monitor_mode", "min")),
+            monitor_mode=MonitorMode(mode),
             keep_every_n_steps=settings.get("keep_every_n_steps"),
         )
 

@@ -33,7 +33,7 @@ class ByteTextDataset(Dataset[Sample]):
         paths: see `check_paths`; None for the source text of the Python standard library.
         sequence_length: L, bytes in one sample.
         split: the part for training or the one for validation; they share no window.
-        val_fraction: share of the windows that is kept for validation.
+        val_fraction: share of the windows that is kept for validation; None for none.
         max_bytes: read no more than this; None for all of the user's files and for the first 8 MB
             of the standard library.
 
@@ -47,9 +47,10 @@ class ByteTextDataset(Dataset[Sample]):
         sequence_length: int,
         paths: str | Sequence[str] | None = None,
         split: Literal["train", "val"] = "train",
-        val_fraction: float = 0.1,
+        val_fraction: float | None = 0.1,
         max_bytes: int | None = None,
     ) -> None:
+        val_fraction = val_fraction or 0.0
         _check_arguments(sequence_length, split, val_fraction, max_bytes)
         self.sequence_length = sequence_length
         if max_bytes is None and paths is None:

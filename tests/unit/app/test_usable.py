@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked, run
+from hetero_fw.app.build import build_without_values
 from hetero_fw.app.storage_settings import StoredRun
 from hetero_fw.app.usable import check_usable
 from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import EventLog, RunDirectory, Status, write_status
+from recipes.gpt import GPTModule
 from tests.small_disk import read_only_view
 from tests.storage_faults import FULL, Fault, faulty_storage
 
@@ -94,6 +98,30 @@ def test_a_directory_without_permission_is_no_storage(
         storage.heal()
         check_usable(cfg, None, StoredRun())
         assert not list(storage.disk.iterdir())
+
+
+def test_weights_of_another_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "weights.pt"
+    own = build_without_values(config(tmp_path))
+    assert own is not None
+    weights = {name: torch.zeros(tensor.shape) for name, tensor in own.state_dict().items()}
+    torch.save(weights, file)
+    cfg = config(tmp_path, f"model.init_from={file}")
+    check_usable(cfg, None, StoredRun())
+    first = sorted(weights)[0]
+    torch.save({**weights, first: torch.zeros(3), "other": torch.zeros(1)}, file)
+    told = refusal(capsys, cfg)
+    assert f"model.init_from: {file} does not fit the module: the module has no other" in told
+    assert f"{first} is [3], expected" in told
+    # A module that cannot be made without values is looked at in the ranks.
+    needy = "model.module._target_=tests.unit.app.test_usable.NeedsValues"
+    check_usable(config(tmp_path, f"model.init_from={file}", needy), None, StoredRun())
+
+
+class NeedsValues(GPTModule):
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.first = next(self.parameters()).flatten()[0].item()
 
 
 def test_a_file_that_holds_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,16 @@ def test_prune_keeps_the_newest_and_the_best(
     assert "keep [40, 30, 10]" in capsys.readouterr().out
 
 
+def test_prune_refuses_a_rule_that_is_none(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory
+) -> None:
+    config = run.hydra_path / "config.yaml"
+    config.write_text(config.read_text().replace("monitor_mode: min", "monitor_mode: least"))
+    error = complaint(capsys, "prune", str(run.path), "--keep", "2")
+    assert "ckpt.monitor_mode=least must be one of min, max" in error
+    assert len(published(run.checkpoints_path)) == 4
+
+
 def test_prune_leaves_a_run_that_goes_on_alone(
     capsys: pytest.CaptureFixture[str], run: RunDirectory
 ) -> None:

@@ -109,5 +109,6 @@ def test_all_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         ByteTextDataset(sequence_length=0, split="test", val_fraction=1.5, max_bytes=0)  # type: ignore[arg-type]
     assert len(error.value.problems) == 4
-    with pytest.raises(ConfigError, match=r"data\.val_fraction=0"):
-        ByteTextDataset(sequence_length=4, split="val", val_fraction=0.0)
+    for nothing in (0.0, None):
+        with pytest.raises(ConfigError, match=r"data\.val_fraction=0"):
+            ByteTextDataset(sequence_length=4, split="val", val_fraction=nothing)
