@@ -153,6 +153,10 @@ def _take_down(context: RankContext, training: _Training) -> None:
     for callback in training.callbacks:
         callback.teardown(training.trainer, training.module, "fit")
     training.module.teardown("fit")
+    _close(context, training)
+
+
+def _close(context: RankContext, training: _Training) -> None:
     if training.saver is not None:
         training.saver.close(timeout_s=longest_save_s(context.cfg.ckpt))
 
@@ -164,12 +168,17 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
     went wrong.
     """
     trainer = training.trainer
-    if training.saver is not None:
-        training.saver.close(timeout_s=longest_save_s(context.cfg.ckpt))
-        clear_node_directory(context, is_stored(context, trainer.global_step))
     if training.checkpointing.was_preempted:
+        _close(context, training)
+        clear_node_directory(context, is_stored(context, trainer.global_step))
         return RankEnd.PREEMPTED
+    if context.rank != 0:
+        _close(context, training)
     digest = weights_digest(training.module)
+    if context.rank == 0:
+        # It may still read older checkpoints back, for longer than others wait in a collective.
+        _close(context, training)
+    clear_node_directory(context, is_stored(context, trainer.global_step))
     if context.rank == 0:
         result = {"step": trainer.global_step, "weights_digest": digest}
         write_json_atomically(context.run_dir.attempt_path(context.attempt) / "result.json", result)

@@ -277,5 +277,5 @@ class AdaptiveCheckpoint(Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._saver is not None:
             with self._progress.while_waiting():
-                self._saver.wait(self._close_timeout_s)
+                self._saver.wait_for_verdicts(self._close_timeout_s)
             self._collect()

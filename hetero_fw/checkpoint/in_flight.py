@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from hetero_fw.checkpoint.save_handle import SaveHandle, SaveOutcome
 from hetero_fw.policies import Tier
@@ -33,15 +33,19 @@ class SavesInFlight:
 
     def wait(self, timeout_s: float, tiers: Collection[Tier]) -> bool:
         """Wait for the saves to `tiers`; False if one is still in flight after `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
-        return all(
-            handle.wait(max(0.0, deadline_s - time.monotonic()))
-            for tier, handle in self._running
-            if tier in tiers
-        )
+        return _all_within(timeout_s, [h.wait for tier, h in self._running if tier in tiers])
+
+    def wait_for_verdicts(self, timeout_s: float) -> bool:
+        """Wait until each is committed or has failed; False if one is not after `timeout_s`."""
+        return _all_within(timeout_s, [handle.wait_for_verdict for _, handle in self._running])
 
     def take_ended(self) -> list[SaveOutcome]:
         """Outcomes of the saves that ended since the last call, oldest first."""
         ended = [(handle, handle.outcome) for handle in self._unreported]
         self._unreported = [handle for handle, outcome in ended if outcome is None]
         return [outcome for _, outcome in ended if outcome is not None]
+
+
+def _all_within(timeout_s: float, waits: Iterable[Callable[[float], bool]]) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    return all(wait(max(0.0, deadline_s - time.monotonic())) for wait in waits)

@@ -54,6 +54,7 @@ class SaveHandle:
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self._decided = threading.Event()
         self._done = threading.Event()
         self._outcome: SaveOutcome | None = None
 
@@ -70,9 +71,18 @@ class SaveHandle:
         """Wait for the end of the save; False if it is still in flight after `timeout_s`."""
         return self._done.wait(timeout_s)
 
+    def wait_for_verdict(self, timeout_s: float) -> bool:
+        """Wait until it is known whether it is committed; older ones may still be retired then."""
+        return self._decided.wait(timeout_s)
+
+    def decide(self) -> None:
+        """Called by the saver: the verdict is known."""
+        self._decided.set()
+
     def finish(self, outcome: SaveOutcome) -> None:
         """Called once, by the saver."""
         self._outcome = outcome
+        self._decided.set()
         self._done.set()
 
     def fail(self, tier: Tier, reason: str, stall_s: float = 0.0) -> None:

@@ -330,6 +330,13 @@ class CheckpointSaver:
         """Wait for all saves in flight to `tiers`; False if one still is after `timeout_s`."""
         return self._in_flight.wait(timeout_s, tiers)
 
+    def wait_for_verdicts(self, timeout_s: float) -> bool:
+        """Wait until each save in flight is committed or has failed; False if one is not.
+
+        Rank 0 may read older checkpoints back after that, longer than others wait in a collective.
+        """
+        return self._in_flight.wait_for_verdicts(timeout_s)
+
     def close(self, timeout_s: float) -> bool:
         """Wait for saves in flight and give up those that are not done after `timeout_s`.
 

@@ -287,6 +287,7 @@ class TierWriter:
     def _conclude(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         """Rank 0: log the verdict; clear out what a new checkpoint replaces."""
         if not verdict.is_committed:
+            job.handle.decide()
             self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
             return
         self.emit(
@@ -299,6 +300,7 @@ class TierWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
+        job.handle.decide()
         self._retire(job)
 
     def _mended(self, job: SaveJob, reason: str) -> str:
