@@ -40,6 +40,7 @@ class Route:
         """Bring the job to all its targets and set their handles, whatever happens."""
         (first, _), *further = targets
         holds_staging = job.has_staging
+        problem = "it ended early"
 
         def on_verdict(is_committed: bool) -> None:
             nonlocal holds_staging
@@ -54,7 +55,8 @@ class Route:
             outcome = first.run(job, is_foreground=self._is_foreground, on_verdict=on_verdict)
             for writer, handle in further:
                 self._upload(writer, _upload_of(job, handle, outcome))
-        except Exception:
+        except Exception as error:
+            problem = f"{problem}: {error!r}"
             logger.exception("the save of step %d ended early", job.spec.step)
         finally:
             if holds_staging:
@@ -62,7 +64,8 @@ class Route:
             # No save stays under way for ever because the one to a nearer tier broke.
             for writer, handle in targets:
                 if not handle.is_done:
-                    handle.fail(writer.tier, "it ended early")
+                    writer.tell_failure(job.spec.step, problem)
+                    handle.fail(writer.tier, problem)
 
     def _upload(self, writer: TierWriter, job: SaveJob) -> None:
         has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)

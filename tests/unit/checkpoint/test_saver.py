@@ -443,7 +443,8 @@ def test_a_save_frees_its_memory_before_old_checkpoints_are_read(
 def test_a_save_whose_writer_breaks_does_not_stay_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = make_saver(tmp_path)
+    events: Events = []
+    saver = make_saver(tmp_path, events)
 
     def run(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't start new thread")
@@ -451,6 +452,9 @@ def test_a_save_whose_writer_breaks_does_not_stay_under_way(
     with monkeypatch.context() as patch:
         patch.setattr(TierWriter, "run", run)
         outcome = save(saver, 1, weights(1))
-    assert (outcome.ok, outcome.reason) == (False, "it ended early")
+    assert not outcome.ok
+    assert "it ended early: RuntimeError(\"can't start new thread\")" in outcome.reason
+    (failed,) = [fields for name, _, fields in events if name == "checkpoint_failed"]
+    assert failed["reason"] == outcome.reason
     assert not saver.is_busy()
     assert save(saver, 2, weights(2)).ok
