@@ -35,7 +35,7 @@ def add_ckpt(commands: argparse._SubParsersAction[Any]) -> None:
     export.add_argument("out", type=Path, metavar="OUT", help="a new file, OUT.safetensors")
     export.add_argument("--step", type=int, metavar="N", help="default: the newest intact one")
 
-    prune = _action(actions, "prune", _prune, "delete old checkpoints of a run that is over")
+    prune = _action(actions, "prune", _prune, "read newer checkpoints back and delete old ones")
     prune.add_argument(
         "--keep", type=_at_least_two, required=True, metavar="K", help="newest to keep, 2 or more"
     )
