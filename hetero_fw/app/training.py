@@ -57,6 +57,9 @@ from hetero_fw.profiling import Pacer
 from hetero_fw.recovery import RankEnd
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
+# What a run that was told to stop still waits for older checkpoints to be read back.
+_STOP_S = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
@@ -153,12 +156,12 @@ def _take_down(context: RankContext, training: _Training) -> None:
     for callback in training.callbacks:
         callback.teardown(training.trainer, training.module, "fit")
     training.module.teardown("fit")
-    _close(context, training)
+    _close(training, longest_save_s(context.cfg.ckpt))
 
 
-def _close(context: RankContext, training: _Training) -> None:
+def _close(training: _Training, timeout_s: float) -> None:
     if training.saver is not None:
-        training.saver.close(timeout_s=longest_save_s(context.cfg.ckpt))
+        training.saver.close(timeout_s)
 
 
 def _finish(context: RankContext, training: _Training) -> RankEnd:
@@ -169,15 +172,16 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
     """
     trainer = training.trainer
     if training.checkpointing.was_preempted:
-        _close(context, training)
+        _close(training, _STOP_S)
         clear_node_directory(context, is_stored(context, trainer.global_step))
         return RankEnd.PREEMPTED
+    longest_s = longest_save_s(context.cfg.ckpt)
     if context.rank != 0:
-        _close(context, training)
+        _close(training, longest_s)
     digest = weights_digest(training.module)
     if context.rank == 0:
         # It may still read older checkpoints back, for longer than others wait in a collective.
-        _close(context, training)
+        _close(training, longest_s)
     clear_node_directory(context, is_stored(context, trainer.global_step))
     if context.rank == 0:
         result = {"step": trainer.global_step, "weights_digest": digest}

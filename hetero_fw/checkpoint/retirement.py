@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ class Retirement:
 
     Attributes:
         rule: None: nothing goes.
+        is_stopped: nothing is read any more; a later attempt goes on.
 
     Args:
         timeout_s: longest time without a byte, and about the longest that one call reads.
@@ -46,13 +48,20 @@ class Retirement:
         counts_unread: bool,
     ) -> None:
         self.rule = rule
+        self.is_stopped = False
         self._place = place
         self._prefix = prefix
         self._executor = executor
         self._timeout_s = timeout_s
         self._counts_unread = counts_unread
         self._intact = NOTHING_READ
+        # A save may end while checkpoints are still read back because of the one before it.
+        self._turn = threading.Lock()
         self._has_made_room = False  # since the last save that succeeded
+
+    def stop(self) -> None:
+        """End what is under way, after the slice that is being read."""
+        self.is_stopped = True
 
     def after_save(self, step: int, on_point: OnPoint) -> None:
         """Delete what the checkpoint of `step` replaces; it was published just now.
@@ -63,10 +72,11 @@ class Retirement:
         self._has_made_room = False
         if self.rule is None:
             return
-        self._intact = self._intact.but({step})  # a step that is replaced is a new one
-        if self._counts_unread:
-            self._intact = replace(self._intact, steps=self._intact.steps | {step})
-        self._prune(self.rule, on_point, decide_retention)
+        with self._turn:
+            self._intact = self._intact.but({step})  # a step that is replaced is a new one
+            if self._counts_unread:
+                self._intact = replace(self._intact, steps=self._intact.steps | {step})
+            self._prune(self.rule, on_point, decide_retention)
 
     def make_room(self, on_point: OnPoint) -> str:
         """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
@@ -78,7 +88,8 @@ class Retirement:
         if rule is None or self._counts_unread:
             return ""
         decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        report = self._prune(rule, on_point, decide)
+        with self._turn:
+            report = self._prune(rule, on_point, decide)
         if not report.deleted:
             return ""
         self._has_made_room = True
@@ -109,6 +120,6 @@ class Retirement:
                 patience_s=self._timeout_s,
             )
             self._intact = report.intact
-            if report.is_complete or time.monotonic() > ends_s:
+            if report.is_complete or self.is_stopped or time.monotonic() > ends_s:
                 return report
             time.sleep(_PAUSE_S)  # whoever waits for the executor has it now

@@ -137,12 +137,13 @@ class CheckpointSaver:
         if node_tier is not None:
             local = writer(Tier.LOCAL, node_tier.place, node_executor, KEEP_LOCAL, node_tier.roles)
             self._writers.insert(0, local)  # nearest first
+        # Every save ends by itself before that, as a failure if need be.
+        self._longest_s = VERDICT_GRACE * timeout_s + 3 * clear_up_s(timeout_s)
         self._stager = Stager(
             is_shared=any(isinstance(item, WriterProcess) for item in (executor, node_executor)),
             executors=[item.executor for item in self._writers],
             overlaps=overlaps_staging,
-            # Every save ends by itself before that, as a failure if need be.
-            wait_s=VERDICT_GRACE * timeout_s + 3 * clear_up_s(timeout_s),
+            wait_s=self._longest_s,
             on_point=on_point,
             on_staged=self._tell_staged,
         )
@@ -379,9 +380,6 @@ class CheckpointSaver:
         )
 
     def _start(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
-        if not self._is_async:
-            self._route.run(job, rest, targets)
-            return
         # A thread of its own for each save: whatever ends it, the next save has a fresh one.
         threading.Thread(
             target=self._route.run,
@@ -389,6 +387,9 @@ class CheckpointSaver:
             name=f"checkpoint-writer-{job.spec.step}",
             daemon=True,
         ).start()
+        if not self._is_async:
+            # Not for older ones to be read back: the others wait in a collective meanwhile.
+            self.wait_for_verdicts(2 * len(targets) * self._longest_s)
 
     def _fail_planning(self, targets: Sequence[Target], reason: str, started_at_s: float) -> None:
         stall_s = time.monotonic() - started_at_s

@@ -104,8 +104,9 @@ class TierWriter:
             logger.exception("%s of step %s was not logged", event, step)
 
     def cancel(self) -> None:
-        """Have every save in flight, and every later one, fail at once."""
+        """Have every save in flight, and every later one, fail at once; retire nothing more."""
         self._board.cancel()
+        self._retirement.stop()
 
     def run(
         self,
@@ -352,6 +353,8 @@ class TierWriter:
         try:
             self._retirement.after_save(job.spec.step, job.spec.on_point)
         except Exception as error:  # noqa: BLE001  # the checkpoint is there all the same
+            if self._retirement.is_stopped:
+                return
             logger.warning(
                 "old checkpoints were not removed: %s; %s",
                 self._reason(job, error),

@@ -1,13 +1,16 @@
-"""A run ends once its last step is safe, however long older checkpoints take to go."""
+"""Nobody waits until older checkpoints were read back: neither other ranks nor a run that stops."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 
 from hetero_fw.checkpoint import list_checkpoints, read_back
 from tests.conftest import TrainRun
@@ -18,41 +21,80 @@ READING_S = 10.0
 
 
 class SlowReading(pl.Callback):
-    """Rank 0 reads a file back for `READING_S` once training has ended, and leaves `marker`."""
+    """From a step on rank 0 takes long to read the next files back; `marker` says it began."""
 
-    def __init__(self, *, marker: str) -> None:
+    def __init__(self, *, step: int, marker: str, num_files: int = 1) -> None:
+        self._step = step
+        self._num_files = num_files
         self._marker = Path(marker)
         self._read = read_back.verify_file
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_rank == 0 and trainer.global_step == trainer.max_steps:
+        if trainer.global_rank == 0 and trainer.global_step == self._step:
             read_back.verify_file = self._read_slowly
 
     def _read_slowly(self, *arguments: Any) -> None:
         *_, go_on = arguments
+        self._num_files -= 1
+        if not self._num_files:
+            read_back.verify_file = self._read
+        self._marker.touch()
         ends_s = time.monotonic() + READING_S
         while time.monotonic() < ends_s:
             go_on()
             time.sleep(0.1)
         self._read(*arguments)
-        self._marker.touch()
 
 
-def test_others_do_not_wait_in_a_collective_for_what_is_read_back(
-    train: Callable[..., TrainRun], tmp_path: Path
-) -> None:
-    run = train(
+def slow(tmp_path: Path, mode: str, step: int, num_files: int = 1) -> tuple[str, ...]:
+    return (
         *PAIR,
         "ckpt.keep_latest_k=2",
-        "ckpt.async_mode=async",  # in the rank's own process, where this test can slow it down
+        f"ckpt.async_mode={mode}",  # in the rank's own process, where this test can slow it down
+        f"+callbacks.slow._target_={__name__}.SlowReading",
+        f"+callbacks.slow.step={step}",
+        f"+callbacks.slow.marker={tmp_path}/reading",
+        f"+callbacks.slow.num_files={num_files}",
+    )
+
+
+# Of the saves at 6, 12, 18 and 24 the third is the first that makes another one superfluous.
+@pytest.mark.parametrize(("mode", "step"), [("async", 24), ("disabled", 18), ("disabled", 24)])
+def test_other_ranks_do_not_wait_in_a_collective(
+    train: Callable[..., TrainRun], tmp_path: Path, mode: str, step: int
+) -> None:
+    run = train(
+        *slow(tmp_path, mode, step),
         f"recovery.process_group_timeout_s={COLLECTIVE_S}",
         "recovery.heartbeat_interval_s=1.5",
-        f"+callbacks.slow._target_={__name__}.SlowReading",
-        f"+callbacks.slow.marker={tmp_path}/read",
     )
     assert run.returncode == 0, run.output
-    assert (tmp_path / "read").exists()
+    assert (tmp_path / "reading").exists()
     assert not run.events("failure_detected")
     infos = list_checkpoints(run.run_dir / "checkpoints", "hetero_ckpt")
     assert [infos[0].step, len(infos)] == [24, 2]
     assert digest_of(run.run_dir) == digest_of(undisturbed(tmp_path / "plain", *PAIR))
+
+
+def test_a_run_that_is_to_stop_leaves_the_rest_to_the_next_attempt(
+    start_train: Callable[..., TrainRun], tmp_path: Path
+) -> None:
+    long = "trainer.max_steps=2000"
+    command = slow(tmp_path, "async", 18, num_files=100)
+    run = start_train(*command, long)
+    run.wait_until((tmp_path / "reading").exists)
+    os.kill(run.process.pid, signal.SIGTERM)
+    began_s = time.monotonic()
+    run.wait()
+    assert time.monotonic() - began_s < 30.0
+    assert run.returncode == 75, run.output
+    assert "were not removed" not in run.output
+    root = run.run_dir / "checkpoints"
+    stopped = list_checkpoints(root, "hetero_ckpt")
+    assert len(stopped) > 2
+    last_step = stopped[0].step + 12
+    again = start_train(*command[:-4], f"trainer.max_steps={last_step}").wait()
+    assert again.returncode == 0, again.output
+    assert again.events("restored")[0]["step"] == stopped[0].step
+    infos = list_checkpoints(root, "hetero_ckpt")
+    assert [infos[0].step, len(infos)] == [last_step, 2]

@@ -105,6 +105,8 @@ def test_outcomes_are_polled_once(tmp_path: Path) -> None:
 def test_a_blocking_save_is_over_when_it_returns(tmp_path: Path) -> None:
     saver = make_saver(tmp_path, is_async=False)
     handle = saver.save(1, weights(1), {}, reason="test")
+    assert [info.step for info in list_checkpoints(tmp_path, PREFIX)] == [1]
+    assert handle.wait(WAIT_S)
     assert handle.outcome is not None
     assert handle.outcome.ok
     assert handle.outcome.stall_s >= handle.outcome.persist_s
@@ -453,7 +455,7 @@ def test_a_save_whose_writer_breaks_does_not_stay_under_way(
         patch.setattr(TierWriter, "run", run)
         outcome = save(saver, 1, weights(1))
     assert not outcome.ok
-    assert "it ended early: RuntimeError(\"can't start new thread\")" in outcome.reason
+    assert 'it ended early: RuntimeError("can\'t start new thread")' in outcome.reason
     (failed,) = [fields for name, _, fields in events if name == "checkpoint_failed"]
     assert failed["reason"] == outcome.reason
     assert not saver.is_busy()
