@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,8 +58,10 @@ from hetero_fw.profiling import Pacer
 from hetero_fw.recovery import RankEnd
 from hetero_fw.strategies import HeteroFSDPStrategy, HeteroPrecision
 
-# What a run that was told to stop still waits for older checkpoints to be read back.
+# What a run that is told to stop still waits for older checkpoints to be read back.
 _STOP_S = 2.0
+_SILENCE_S = 5.0
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +162,24 @@ def _take_down(context: RankContext, training: _Training) -> None:
     _close(training, longest_save_s(context.cfg.ckpt))
 
 
+def _await_reading(training: _Training, timeout_s: float) -> None:
+    """Rank 0: until older checkpoints are gone, or a stop is asked for: nothing is lost then."""
+    if training.saver is None:
+        return
+    began_s = time.monotonic()
+    is_told = False
+    while not training.saver.wait(_LOOK_S) and not training.checkpointing.is_asked_to_stop:
+        taken_s = time.monotonic() - began_s
+        if taken_s > timeout_s:
+            return
+        if taken_s > _SILENCE_S and not is_told:
+            is_told = True
+            print(
+                f"{training.saver.safe.tell()}; older checkpoints go once newer ones are read "
+                "back, which a signal ends"
+            )
+
+
 def _close(training: _Training, timeout_s: float) -> None:
     if training.saver is not None:
         training.saver.close(timeout_s)
@@ -180,8 +201,9 @@ def _finish(context: RankContext, training: _Training) -> RankEnd:
         _close(training, longest_s)
     digest = weights_digest(training.module)
     if context.rank == 0:
-        # It may still read older checkpoints back, for longer than others wait in a collective.
-        _close(training, longest_s)
+        # It may still read checkpoints back, for longer than others wait in a collective.
+        _await_reading(training, longest_s)
+        _close(training, _STOP_S)
     clear_node_directory(context, is_stored(context, trainer.global_step))
     if context.rank == 0:
         result = {"step": trainer.global_step, "weights_digest": digest}

@@ -80,6 +80,11 @@ class AdaptiveCheckpoint(Callback):
         self._validation_began_s = 0.0
         self.was_preempted = False
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether a signal has asked this rank to stop."""
+        return bool(self._stop.signal_number)
+
     def notes(self) -> dict[str, float]:
         """This rank's part of the step report: stop, busy, and on rank 0 what to save to."""
         busy = self._saver.busy_tiers() if self._saver is not None else frozenset()

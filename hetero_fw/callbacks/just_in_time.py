@@ -126,7 +126,7 @@ class JustInTimeCheckpoint(Callback):
             if self._part.has_led or not decision.save:
                 self._tell(step, decision, outcome, exception)
         if pending is not None and not is_saved and self._decide(pending).save:
-            self._saver.wait(self._grace_s, self._nearest)
+            self._saver.wait_for_verdicts(self._grace_s, self._nearest)
 
     @property
     def _nearest(self) -> list[Tier]:

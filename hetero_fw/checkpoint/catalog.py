@@ -21,7 +21,7 @@ from hetero_fw.checkpoint.object_store import ObjectStore
 from hetero_fw.checkpoint.object_versions import newest_attempt, take_snapshot
 from hetero_fw.checkpoint.published import published_paths
 from hetero_fw.checkpoint.quarantine import Quarantine, read_quarantine
-from hetero_fw.checkpoint.shard_file import hash_file
+from hetero_fw.checkpoint.shard_file import FileHash
 from hetero_fw.checkpoint.storage import StorageError, StoragePath, is_object_store
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import AttemptStart, find_departure
@@ -207,24 +207,34 @@ def _may_be_intact(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and error.is_transient
 
 
-def verify_file(
-    directory: StoragePath,
-    file: FileEntry,
-    algorithm: HashAlgorithm,
-    on_piece: Callable[[], object] = lambda: None,
-) -> None:
+def verify_file(directory: StoragePath, file: FileEntry, algorithm: HashAlgorithm) -> None:
     """Compare every byte of one shard file with the manifest's entry `file`, by its algorithm.
 
     Raises:
         CheckpointError: it is not as it was written. Names it and says how.
         StorageError: a remote storage refuses or does not answer.
     """
-    path = directory / file.name
+    verify_further(FileHash(directory / file.name, algorithm), file)
+
+
+def verify_further(
+    found: FileHash, file: FileEntry, go_on: Callable[[], bool] = lambda: True
+) -> bool:
+    """Read on as long as `go_on` allows; once all is read, compare as `verify_file`.
+
+    Returns:
+        whether all was read.
+    """
+    path = found.path
     try:
-        size, digest = hash_file(path, algorithm, on_piece)
+        if not found.read_on(go_on):
+            return False
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if size != file.size:
-        raise CheckpointError(f"{path}: has {size} bytes, {file.size} were written")
-    if digest != file.digest:
-        raise CheckpointError(f"{path}: its bytes are not those that were written ({algorithm})")
+    if found.size != file.size:
+        raise CheckpointError(f"{path}: has {found.size} bytes, {file.size} were written")
+    if found.hexdigest() != file.digest:
+        raise CheckpointError(
+            f"{path}: its bytes are not those that were written ({found.algorithm})"
+        )
+    return True

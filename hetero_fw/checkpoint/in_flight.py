@@ -24,23 +24,24 @@ class SavesInFlight:
     def tiers(self) -> frozenset[Tier]:
         """Those that a save is on its way to."""
         self._running = [(tier, handle) for tier, handle in self._running if not handle.is_done]
-        return frozenset(tier for tier, _ in self._running)
+        return frozenset(tier for tier, handle in self._running if not handle.is_decided)
 
     def newest_step(self, tier: Tier) -> int | None:
         """Newest step on its way to `tier`, None if nothing is."""
-        steps = [handle.step for to, handle in self._running if to is tier and not handle.is_done]
-        return max(steps, default=None)
+        on_way = [handle for to, handle in self._running if to is tier and not handle.is_decided]
+        return max((handle.step for handle in on_way), default=None)
 
-    def wait(self, timeout_s: float, tiers: Collection[Tier]) -> bool:
-        """Wait for the saves to `tiers`; False if one is still in flight after `timeout_s`."""
-        return _all_within(timeout_s, [h.wait for tier, h in self._running if tier in tiers])
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of all saves; False if one has not ended after `timeout_s`."""
+        return _all_within(timeout_s, [handle.wait for _, handle in self._running])
 
-    def wait_for_verdicts(self, timeout_s: float) -> bool:
-        """Wait until each is committed or has failed; False if one is not after `timeout_s`."""
-        return _all_within(timeout_s, [handle.wait_for_verdict for _, handle in self._running])
+    def wait_for_verdicts(self, timeout_s: float, tiers: Collection[Tier]) -> bool:
+        """Wait for what becomes of saves to `tiers`; False if one is not known by then."""
+        running = [handle for tier, handle in self._running if tier in tiers]
+        return _all_within(timeout_s, [handle.wait_for_verdict for handle in running])
 
     def take_ended(self) -> list[SaveOutcome]:
-        """Outcomes of the saves that ended since the last call, oldest first."""
+        """Outcomes of the saves that were decided since the last call, oldest first."""
         ended = [(handle, handle.outcome) for handle in self._unreported]
         self._unreported = [handle for handle, outcome in ended if outcome is None]
         return [outcome for _, outcome in ended if outcome is not None]

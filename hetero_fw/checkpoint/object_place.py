@@ -49,6 +49,7 @@ from hetero_fw.checkpoint.pruning import (
     Decide,
     PruneReport,
     exceeds,
+    is_enough,
     nothing_to_delete,
     retention_facts,
     unfinished,
@@ -266,13 +267,14 @@ class ObjectPlace:
         chosen = {version.step: version for version in reversed(versions) if version in readable}
         chosen |= {version.step: version for version in reversed(versions) if version in whole}
         infos = {step: readable[version] for step, version in chosen.items()}
+        is_complete = True
         if len(chosen) == len(versions) and not exceeds(len(chosen), rule, decide):
             decision = nothing_to_delete(len(chosen), rule)
         else:
             self._refuse_if_fenced(store)  # before all is read in vain
             found = [infos[version.step] for version in whole if version is chosen[version.step]]
             intact, is_complete = read_newest(found, intact, go_on)
-            if not is_complete:
+            if not is_enough(intact, is_complete):
                 return unfinished(intact)
             facts = [retention_facts(info, intact.steps, rule) for info in infos.values()]
             decision = decide(facts, rule)
@@ -292,6 +294,7 @@ class ObjectPlace:
             intact=intact.but(gone),
             reason=decision.reason + unreadable_note(len(versions) - len(readable)),
             rule=decision.rule,
+            is_complete=is_complete,
         )
 
     def _version_name(self, save: Save) -> str:

@@ -32,7 +32,7 @@ class PruneReport:
     Attributes:
         intact: for the next call.
         rule: as `RetentionDecision` has it.
-        is_complete: all was read that the decision needs; otherwise nothing is deleted.
+        is_complete: all was read that may change the decision.
     """
 
     deleted: tuple[StoragePath, ...] = ()
@@ -74,11 +74,12 @@ def prune(
         report = PruneReport(intact=intact, reason=nothing_to_delete(len(infos), rule).reason)
     else:
         intact, is_complete = read_newest(infos, intact, go_on)
-        if not is_complete:
+        if not is_enough(intact, is_complete):
             return unfinished(intact)
         report = retire_by_rule(
             infos, rule, into=into, intact=intact, on_point=on_point, decide=decide
         )
+        report = replace(report, is_complete=is_complete)
     num_unreadable = len(list(published_paths(root, prefix))) + len(report.deleted) - len(infos)
     return replace(report, reason=report.reason + unreadable_note(num_unreadable))
 
@@ -92,6 +93,11 @@ def nothing_to_delete(num_found: int, rule: RetentionRule) -> RetentionDecision:
     """What to say of as many as are kept in any case."""
     reason = f"keep_latest_k={rule.keep_latest_k}: nothing to delete, there are {num_found}"
     return RetentionDecision(delete_steps=(), reason=reason)
+
+
+def is_enough(intact: Intact, is_complete: bool) -> bool:
+    """Whether older ones may go already: what retention protects is known, if not the newest."""
+    return is_complete or len(intact.steps) >= MIN_KEPT
 
 
 def unfinished(intact: Intact) -> PruneReport:

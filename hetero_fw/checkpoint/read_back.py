@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from hetero_fw.checkpoint.catalog import CheckpointInfo, verify_file
-from hetero_fw.checkpoint.manifest import read_manifest
+from hetero_fw.checkpoint.catalog import CheckpointInfo, verify_further
+from hetero_fw.checkpoint.hashing import HashAlgorithm
+from hetero_fw.checkpoint.manifest import FileEntry, read_manifest
+from hetero_fw.checkpoint.shard_file import FileHash
 from hetero_fw.checkpoint.storage import StorageError
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import MIN_KEPT
@@ -15,24 +18,44 @@ from hetero_fw.policies import MIN_KEPT
 GoOn = Callable[[], bool]
 
 
+class Saved(NamedTuple):
+    """One checkpoint of a step. A step that is saved again has another one."""
+
+    step: int
+    created_time_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Intact:
-    """What was read back and is as it was written.
+    """What was read back, and how it was found.
 
     Attributes:
-        steps: of whole checkpoints.
-        files: of checkpoints of which not all was read yet.
+        steps: of which the whole checkpoint is as it was written.
+        files: that are, by name, of checkpoints of which not all was read yet.
+        damaged: checkpoints with a file that is not.
+        begun: the checkpoint in which reading was cut off.
     """
 
     steps: frozenset[int] = frozenset()
-    files: frozenset[str] = frozenset()
+    files: frozenset[tuple[Saved, str]] = frozenset()
+    damaged: frozenset[Saved] = frozenset()
+    begun: Saved | None = None
 
     def but(self, steps: Collection[int]) -> Intact:
         """Without these steps."""
-        return Intact(steps=self.steps - frozenset(steps), files=self.files)
+        return replace(
+            self,
+            steps=self.steps - frozenset(steps),
+            files=frozenset(item for item in self.files if item[0].step not in steps),
+            damaged=frozenset(item for item in self.damaged if item.step not in steps),
+        )
 
 
 NOTHING_READ = Intact()
+
+# Of files that were read in part, in this process: a slice of time may end within one.
+_unfinished: dict[tuple[str, Saved], FileHash] = {}
+_MAX_UNFINISHED = 8
 
 
 def always() -> bool:
@@ -48,69 +71,115 @@ def read_newest(
     Args:
         infos: all the checkpoints there are, one of each step.
         known: is not read again.
-        go_on: once it returns False, reading ends with the file. One is read in any case.
+        go_on: called after every piece; once it returns False, reading ends. The next call in the
+            same process continues there.
 
     Returns:
-        What is intact, and whether there was time to find it out.
+        What is known to be intact, and whether that is of all that was to be read.
 
     Raises:
         StorageError: a remote storage does not answer properly, which says nothing of the bytes.
     """
-    reader = _Reader(known.files, go_on)
-    begun = {key.partition("/")[0] for key in known.files}
-    intact: set[int] = set()
-    # As retention orders them, but first what was begun: it would never end where a checkpoint
-    # takes longer to read than the next takes to come.
-    for info in sorted(
-        infos, key=lambda info: (info.path.name in begun, info.attempt, info.step), reverse=True
-    ):
+    reader = _Reader(known, go_on)
+    newest_first = sorted(infos, key=lambda info: (info.attempt, info.step), reverse=True)
+    sane = [info for info in newest_first if info.is_sane]  # as retention orders them
+    # First what was begun: it would never end where a checkpoint takes longer to read than the next
+    # takes to come.
+    for info in sane:
+        if _saved(info) == known.begun and reader.judge(info) is None:
+            return reader.report(sane, info), False
+    intact: list[CheckpointInfo] = []
+    for info in sane:
         if len(intact) == MIN_KEPT:
             break
-        if not info.is_sane:
-            continue
-        if info.step not in known.steps:
-            try:
-                if not reader.finish(info):
-                    steps = known.steps & {info.step for info in infos} | intact
-                    return Intact(steps=steps, files=frozenset(reader.files)), False
-            except StorageError as error:
-                if not error.is_absent:
-                    raise
-                continue
-            except CheckpointError:
-                continue
-        intact.add(info.step)
-    return Intact(steps=frozenset(intact)), True
+        is_intact = reader.judge(info)
+        if is_intact is None:
+            return reader.report(sane, info), False
+        intact += [info] * is_intact
+    return reader.report(intact), True
+
+
+def _saved(info: CheckpointInfo) -> Saved:
+    return Saved(info.step, info.created_time_s)
 
 
 class _Reader:
-    """Reads checkpoints file by file.
+    """Reads checkpoints file by file, and remembers how each was found."""
 
-    Attributes:
-        files: that are as they were written, of checkpoints of which not all was read yet.
-    """
-
-    def __init__(self, files: Collection[str], go_on: GoOn) -> None:
-        self.files = set(files)
+    def __init__(self, known: Intact, go_on: GoOn) -> None:
+        self._steps = set(known.steps)
+        self._files = set(known.files)
+        self._damaged = set(known.damaged)
         self._go_on = go_on
-        self._num_read = 0
+        self._has_read = False
 
-    def finish(self, info: CheckpointInfo) -> bool:
-        """Read the files that are not known yet; False if there was no time for all.
+    def report(
+        self, infos: Collection[CheckpointInfo], begun: CheckpointInfo | None = None
+    ) -> Intact:
+        """What is known of `infos`."""
+        return Intact(
+            steps=frozenset(info.step for info in infos if info.step in self._steps),
+            files=frozenset(self._files),
+            damaged=frozenset(self._damaged),
+            begun=None if begun is None else _saved(begun),
+        )
+
+    def judge(self, info: CheckpointInfo) -> bool | None:
+        """Whether a checkpoint is intact; None if there was no time to read all of it.
 
         Raises:
-            CheckpointError: one is not as it was written.
             StorageError: a remote storage refuses or does not answer.
         """
-        manifest = read_manifest(info.path)
-        files = {f"{info.path.name}/{file.name} {file.digest}": file for file in manifest.files}
-        for key, file in files.items():
-            if key in self.files:
-                continue
-            if self._num_read and not self._go_on():
-                return False
-            self._num_read += 1
-            verify_file(info.path, file, manifest.hash, self._go_on)
-            self.files.add(key)
-        self.files.difference_update(files)
+        if _saved(info) in self._damaged:
+            return False
+        if info.step in self._steps:
+            return True
+        try:
+            if not self._finish(info):
+                return None
+        except CheckpointError as error:
+            if isinstance(error, StorageError) and not error.is_absent:
+                raise
+            self._damaged.add(_saved(info))
+            self._forget(info)
+            return False
+        self._steps.add(info.step)
+        self._forget(info)
         return True
+
+    def _finish(self, info: CheckpointInfo) -> bool:
+        """Read what is not known yet; False if there was no time for all."""
+        manifest = read_manifest(info.path)
+        saved = _saved(info)
+        for file in manifest.files:
+            if (saved, file.name) in self._files:
+                continue
+            if self._has_read and not self._go_on():
+                return False
+            self._has_read = True
+            if not self._read(info, file, manifest.hash):
+                return False
+            self._files.add((saved, file.name))
+        return True
+
+    def _forget(self, info: CheckpointInfo) -> None:
+        self._files = {item for item in self._files if item[0] != _saved(info)}
+
+    def _read(self, info: CheckpointInfo, file: FileEntry, algorithm: HashAlgorithm) -> bool:
+        path = info.path / file.name
+        key = (str(path), _saved(info))
+        found = _unfinished.pop(key, None) or FileHash(path, algorithm)
+        try:
+            is_complete = verify_further(found, file, self._go_on)
+        except StorageError:
+            _keep(key, found)  # the next call need not begin again
+            raise
+        if not is_complete:
+            _keep(key, found)
+        return is_complete
+
+
+def _keep(key: tuple[str, Saved], found: FileHash) -> None:
+    while len(_unfinished) >= _MAX_UNFINISHED:
+        _unfinished.pop(next(iter(_unfinished)))
+    _unfinished[key] = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 
 from hetero_fw.checkpoint.executor import Executor
@@ -16,7 +17,7 @@ from hetero_fw.checkpoint.save_tasks import Prune
 from hetero_fw.policies import RetentionRule, decide_retention, decide_room
 
 # Reading back is cut into pieces of this length, between which a save may come in.
-_SLICE_S = 2.0
+_SLICE_S = 1.0
 _PAUSE_S = 0.01
 
 
@@ -57,6 +58,7 @@ class Retirement:
         self._intact = NOTHING_READ
         # A save may end while checkpoints are still read back because of the one before it.
         self._turn = threading.Lock()
+        self._new: deque[int] = deque()
         self._has_made_room = False  # since the last save that succeeded
 
     def stop(self) -> None:
@@ -66,17 +68,20 @@ class Retirement:
     def after_save(self, step: int, on_point: OnPoint) -> None:
         """Delete what the checkpoint of `step` replaces; it was published just now.
 
+        Returns at once while another call is at it, which goes on with this one.
+
         Raises:
             Exception: whatever the storage answers; nothing is deleted that was not to go.
         """
         self._has_made_room = False
         if self.rule is None:
             return
-        with self._turn:
-            self._intact = self._intact.but({step})  # a step that is replaced is a new one
-            if self._counts_unread:
-                self._intact = replace(self._intact, steps=self._intact.steps | {step})
-            self._prune(self.rule, on_point, decide_retention)
+        self._new.append(step)
+        while self._new and not self.is_stopped and self._turn.acquire(blocking=False):
+            try:
+                self._prune(self.rule, on_point, decide_retention)
+            finally:
+                self._turn.release()
 
     def make_room(self, on_point: OnPoint) -> str:
         """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
@@ -85,11 +90,13 @@ class Retirement:
             Exception: whatever the storage answers.
         """
         rule = self.rule
-        if rule is None or self._counts_unread:
+        if rule is None or self._counts_unread or not self._turn.acquire(timeout=self._timeout_s):
             return ""
         decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        with self._turn:
+        try:
             report = self._prune(rule, on_point, decide)
+        finally:
+            self._turn.release()
         if not report.deleted:
             return ""
         self._has_made_room = True
@@ -105,6 +112,7 @@ class Retirement:
     def _prune(self, rule: RetentionRule, on_point: OnPoint, decide: Decide) -> PruneReport:
         ends_s = time.monotonic() + self._timeout_s
         while True:
+            self._take_in_new()
             task = Prune(
                 place=self._place,
                 prefix=self._prefix,
@@ -120,6 +128,14 @@ class Retirement:
                 patience_s=self._timeout_s,
             )
             self._intact = report.intact
-            if report.is_complete or self.is_stopped or time.monotonic() > ends_s:
+            has_room = report.deleted and decide is not decide_retention
+            if report.is_complete or has_room or self.is_stopped or time.monotonic() > ends_s:
                 return report
             time.sleep(_PAUSE_S)  # whoever waits for the executor has it now
+
+    def _take_in_new(self) -> None:
+        while self._new:
+            step = self._new.popleft()
+            self._intact = self._intact.but({step})  # a step that is replaced is a new one
+            if self._counts_unread:
+                self._intact = replace(self._intact, steps=self._intact.steps | {step})

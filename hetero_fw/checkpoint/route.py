@@ -63,21 +63,27 @@ class Route:
                 self._stager.release()
             # No save stays under way for ever because the one to a nearer tier broke.
             for writer, handle in targets:
-                if not handle.is_done:
+                if not handle.is_decided:
                     writer.tell_failure(job.spec.step, problem)
                     handle.fail(writer.tier, problem)
 
     def _upload(self, writer: TierWriter, job: SaveJob) -> None:
         has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)
+
+        def pass_on(is_committed: bool = False) -> None:
+            nonlocal has_turn
+            if has_turn:
+                has_turn = False
+                self._turn.release()
+
         try:
             job.staged_at_s = time.monotonic()
             self.uploading = job
             if not has_turn:
                 job.error = "an earlier upload has not ended"
-            writer.run(job, is_foreground=self._is_foreground)
+            writer.run(job, is_foreground=self._is_foreground, on_verdict=pass_on)
         finally:
-            if has_turn:
-                self._turn.release()
+            pass_on()
 
 
 def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:

@@ -50,7 +50,11 @@ class SaveProgress:
 
 
 class SaveHandle:
-    """A save that may still be in flight. Its failure is data, never an exception."""
+    """A save that may still be in flight. Its failure is data, never an exception.
+
+    First it is decided, and committed or not. Then it ends, once that is cleared up after: older
+    checkpoints may have to be read back before what it made superfluous goes.
+    """
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -59,35 +63,40 @@ class SaveHandle:
         self._outcome: SaveOutcome | None = None
 
     @property
+    def is_decided(self) -> bool:
+        return self._decided.is_set()
+
+    @property
     def is_done(self) -> bool:
         return self._done.is_set()
 
     @property
     def outcome(self) -> SaveOutcome | None:
         """The outcome, None while the save is in flight."""
-        return self._outcome if self.is_done else None
+        return self._outcome if self.is_decided else None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the save; False if it is still in flight after `timeout_s`."""
+        """Wait for its end; False if that has not come after `timeout_s`."""
         return self._done.wait(timeout_s)
 
     def wait_for_verdict(self, timeout_s: float) -> bool:
-        """Wait until it is known whether it is committed; older ones may still be retired then."""
+        """Wait for its outcome; False if there is none after `timeout_s`."""
         return self._decided.wait(timeout_s)
 
-    def decide(self) -> None:
-        """Called by the saver: the verdict is known."""
-        self._decided.set()
-
-    def finish(self, outcome: SaveOutcome) -> None:
+    def decide(self, outcome: SaveOutcome) -> None:
         """Called once, by the saver."""
         self._outcome = outcome
         self._decided.set()
+
+    def end(self) -> None:
+        """Called after `decide`, by the saver."""
         self._done.set()
 
     def fail(self, tier: Tier, reason: str, stall_s: float = 0.0) -> None:
-        """Called instead, for a save that never came to a verdict."""
-        outcome = SaveOutcome(
-            step=self.step, tier=tier, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0
+        """Called instead of both, for a save that never came to a verdict."""
+        self.decide(
+            SaveOutcome(
+                step=self.step, tier=tier, ok=False, reason=reason, stall_s=stall_s, persist_s=0.0
+            )
         )
-        self.finish(outcome)
+        self.end()

@@ -141,11 +141,14 @@ class Prune:
     decide: Decide = decide_retention
 
     def __call__(self, content: memoryview, on_progress: OnProgress) -> PruneReport:
-        ends_s = time.monotonic() + self.read_s
+        ends_s = math.inf
 
         def go_on() -> bool:
+            nonlocal ends_s
             on_progress(0)  # raises where it was given up meanwhile
-            return time.monotonic() < ends_s
+            now_s = time.monotonic()
+            ends_s = min(ends_s, now_s + self.read_s)  # counted from the first piece
+            return now_s < ends_s
 
         return self.place.prune(
             self.prefix,

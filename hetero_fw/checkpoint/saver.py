@@ -302,7 +302,7 @@ class CheckpointSaver:
             (Tier.STORAGE, self._route.uploading),
             (self._writers[0].tier, self._stager.current),
         ]
-        running = [(tier, job) for tier, job in jobs if job is not None and not job.handle.is_done]
+        running = [(to, job) for to, job in jobs if job is not None and not job.handle.is_decided]
         if not running:
             return None
         tier, job = running[0]
@@ -327,16 +327,16 @@ class CheckpointSaver:
         """Newest step on its way to the nearest tier, None if nothing is."""
         return self._in_flight.newest_step(self._writers[0].tier)
 
-    def wait(self, timeout_s: float, tiers: Collection[Tier] = tuple(Tier)) -> bool:
-        """Wait for all saves in flight to `tiers`; False if one still is after `timeout_s`."""
-        return self._in_flight.wait(timeout_s, tiers)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all saves have ended; False if one has not after `timeout_s`.
 
-    def wait_for_verdicts(self, timeout_s: float) -> bool:
-        """Wait until each save in flight is committed or has failed; False if one is not.
-
-        Rank 0 may read older checkpoints back after that, longer than others wait in a collective.
+        On rank 0 older checkpoints may be read back for that, longer than others wait for it.
         """
-        return self._in_flight.wait_for_verdicts(timeout_s)
+        return self._in_flight.wait(timeout_s)
+
+    def wait_for_verdicts(self, timeout_s: float, tiers: Collection[Tier] = tuple(Tier)) -> bool:
+        """Wait for what becomes of saves to `tiers`; False if one is not known by then."""
+        return self._in_flight.wait_for_verdicts(timeout_s, tiers)
 
     def close(self, timeout_s: float) -> bool:
         """Wait for saves in flight and give up those that are not done after `timeout_s`.

@@ -95,28 +95,55 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def hash_file(
-    path: StoragePath, algorithm: HashAlgorithm, on_piece: Callable[[], object] = lambda: None
-) -> tuple[int, str]:
-    """Size and hash of the file `path`; `on_piece` is called after every piece.
+class FileHash:
+    """Hash of a file that is read in one go or in several.
 
-    Raises:
-        OSError: a local file cannot be read.
-        StorageError: a remote one cannot.
+    Attributes:
+        size: bytes that were read so far.
     """
-    hasher = new_hasher(algorithm)
-    size = 0
-    for piece in read_pieces(path) if is_object_store(path) else _local_pieces(path):
-        hasher.update(memoryview(piece))
-        size += len(piece)
-        on_piece()
-    return size, hasher.hexdigest()
+
+    def __init__(self, path: StoragePath, algorithm: HashAlgorithm) -> None:
+        self.path = path
+        self.algorithm = algorithm
+        self.size = 0
+        self._hasher = new_hasher(algorithm)
+
+    def read_on(self, go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Read until `go_on`, called after every piece, returns False; whether the end was seen.
+
+        Raises:
+            OSError: a local file cannot be read.
+            StorageError: a remote one cannot. What was read counts in both cases.
+        """
+        for piece in self._pieces():
+            self._hasher.update(memoryview(piece))
+            self.size += len(piece)
+            if not go_on():
+                return False
+        return True
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        if is_object_store(self.path):
+            return read_pieces(self.path, self.size)
+        return _local_pieces(self.path, self.size)
+
+    def hexdigest(self) -> str:
+        """Hash of what was read so far."""
+        return self._hasher.hexdigest()
 
 
-def _local_pieces(path: Path) -> Iterator[memoryview]:
-    """The content in order; each piece is valid until the next."""
+def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
+    """Size and hash of the file `path`; raises as `FileHash.read_on` does."""
+    found = FileHash(path, algorithm)
+    found.read_on()
+    return found.size, found.hexdigest()
+
+
+def _local_pieces(path: Path, start: int) -> Iterator[memoryview]:
+    """The content from byte `start`, in order; each piece is valid until the next."""
     scratch = bytearray(PIECE_BYTES)
     window = memoryview(scratch)
     with path.open("rb", buffering=0) as file:
+        file.seek(start)
         while count := file.readinto(scratch):
             yield window[:count]

@@ -136,8 +136,8 @@ def read_bytes(file: StoragePath) -> bytes:
         return bytes(file.fs.cat_file(file.path, **request_limit(file.fs)))
 
 
-def read_pieces(file: UPath) -> Iterator[bytes]:
-    """The content of a remote file in order, some pieces ahead being fetched side by side.
+def read_pieces(file: UPath, begin: int = 0) -> Iterator[bytes]:
+    """The content of a remote file from byte `begin`, some pieces being fetched side by side.
 
     Raises:
         StorageError: it cannot be read.
@@ -145,9 +145,9 @@ def read_pieces(file: UPath) -> Iterator[bytes]:
     with storage_errors(file, file.storage_options):
         size = int(file.fs.info(file.path, **request_limit(file.fs))["size"])
     window = NUM_PIECES_AHEAD * PIECE_BYTES
-    for start in range(0, size, window):
-        starts = list(range(start, min(start + window, size), PIECE_BYTES))
-        ends = [min(begin + PIECE_BYTES, size) for begin in starts]
+    for first in range(begin, size, window):
+        starts = list(range(first, min(first + window, size), PIECE_BYTES))
+        ends = [min(start + PIECE_BYTES, size) for start in starts]
         yield from read_ranges(file, starts, ends)
 
 

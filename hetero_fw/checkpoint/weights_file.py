@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hetero_fw.checkpoint.finiteness import Flaw, flaw_of
 from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn
@@ -120,23 +121,23 @@ def check_weights_file(path: Path, module: nn.Module | None = None) -> None:
     Args:
         path: as `load_weights` takes it.
         module: to fill later; may be on the meta device. Without it nothing is said of names and
-            sizes, nor of infinities where a name does not tell a weight from a buffer.
+            sizes, nor of infinities, which a buffer may hold.
 
     Raises:
         CheckpointError: it is no file of weights, it is cut short or cannot be read, it does not
             fit the module, or a tensor is no plain one or not finite; names that.
     """
     path = Path(path)
-    parameters = None if module is None else _parameters_of(module)
+    own = {} if module is None else _state_of(module)
+    parameters = set() if module is None else _parameters_of(module)
     saved: dict[str, torch.Tensor] = {}
     for full_name, tensor in _each_tensor(path):
         name = canonical_fqn(full_name)
-        is_parameter = name in parameters if parameters else name.rpartition(".")[2] == "weight"
-        # Weights are kept in fp32, whatever they are computed in.
-        _check_finite(path, full_name, tensor, torch.float32, allows_infinity=not is_parameter)
+        dtype = own[name].dtype if name in own else torch.float32
+        _check_finite(path, full_name, tensor, dtype, allows_infinity=name not in parameters)
         saved[name] = torch.empty_like(tensor, device="meta")
     if module is not None:
-        _check_fit(saved, _state_of(module), _no_fit(path))
+        _check_fit(saved, own, _no_fit(path))
 
 
 def _state_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -255,11 +256,13 @@ def _misfits(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor])
     for name in sorted(saved.keys() - own.keys()):
         yield f"the module has no {name}.{did_you_mean(name, own)}".removesuffix(".")
     for name in sorted(own.keys() - saved.keys()):
-        if own[name].numel() > 0:  # a checkpoint holds no empty tensors
+        if is_lazy(own[name]) or own[name].numel() > 0:  # a checkpoint holds no empty tensors
             yield f"{name} is missing"
     for name in sorted(saved.keys() & own.keys()):
         ours, theirs = own[name], saved[name]
-        if ours.shape != theirs.shape:
+        if is_lazy(ours):
+            yield f"{name} has no size before the module was used"
+        elif ours.shape != theirs.shape:
             yield f"{name} is {list(theirs.shape)}, expected {list(ours.shape)}"
         elif ours.dtype != theirs.dtype and not (
             ours.dtype.is_floating_point and theirs.dtype.is_floating_point

@@ -118,7 +118,7 @@ class TierWriter:
         """Bring a staged job to its end and set its handle, whatever happens.
 
         Args:
-            on_verdict: told whether it is committed, before older checkpoints are retired.
+            on_verdict: told whether it is committed, before older checkpoints are read back.
         """
         verdict = Verdict(is_committed=False, reason="the writer ended early")
         persist_s = 0.0
@@ -130,8 +130,8 @@ class TierWriter:
                 verdict = replace(verdict, stall_s=job.stall_s + persist_s)
             if verdict.is_committed:
                 self._safe.step = job.spec.step
-            if self._rank == 0:
-                self._conclude(job, verdict, persist_s)
+            if self._rank == 0 and verdict.is_committed:
+                self._tell_committed(job, verdict, persist_s)
         finally:
             has_stall = verdict.is_committed or is_foreground
             location: StoragePath | None = self._place.location(job.spec)
@@ -147,7 +147,12 @@ class TierWriter:
                 size_bytes=verdict.size_bytes,
                 path=location if verdict.is_committed else None,
             )
-            job.handle.finish(outcome)
+            job.handle.decide(outcome)
+        try:
+            if self._rank == 0:
+                self._conclude(job, verdict)
+        finally:
+            job.handle.end()
         return outcome
 
     def _persist(self, job: SaveJob) -> Verdict:
@@ -285,12 +290,7 @@ class TierWriter:
             logger.warning("verdict on step %d was not announced: %s", job.spec.step, error)
         return verdict
 
-    def _conclude(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
-        """Rank 0: log the verdict; clear out what a new checkpoint replaces."""
-        if not verdict.is_committed:
-            job.handle.decide()
-            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
-            return
+    def _tell_committed(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
             job.spec.step,
@@ -301,8 +301,13 @@ class TierWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
-        job.handle.decide()
-        self._retire(job)
+
+    def _conclude(self, job: SaveJob, verdict: Verdict) -> None:
+        """Rank 0: clear out what a new checkpoint replaces, or log why there is none."""
+        if verdict.is_committed:
+            self._retire(job)
+        else:
+            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
 
     def _mended(self, job: SaveJob, reason: str) -> str:
         """Do what may let the next save succeed after one that failed for `reason`; in words."""

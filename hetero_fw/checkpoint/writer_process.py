@@ -81,13 +81,16 @@ class WriterProcess:
         on_progress: OnProgress = no_progress,
         patience_s: float | None = None,
     ) -> T:
-        with self._lock:
-            try:
-                self._ensure()
-                self._send(task, deadline_s)
-                result: T = self._receive(deadline_s, on_progress, patience_s)
-            except (EOFError, ConnectionError) as error:
-                raise CheckpointError(self._bury()) from error
+        if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise StorageHangs("the storage still holds an earlier task of the writer")
+        try:
+            self._ensure()
+            self._send(task, deadline_s)
+            result: T = self._receive(deadline_s, on_progress, patience_s)
+        except (EOFError, ConnectionError) as error:
+            raise CheckpointError(self._bury()) from error
+        finally:
+            self._lock.release()
         return result
 
     def check(self) -> str | None:

@@ -13,6 +13,9 @@ import lightning.pytorch as pl
 import pytest
 
 from hetero_fw.checkpoint import list_checkpoints, read_back
+from hetero_fw.checkpoint.manifest import FileEntry
+from hetero_fw.checkpoint.read_back import GoOn
+from hetero_fw.checkpoint.shard_file import FileHash
 from tests.conftest import TrainRun
 from tests.recovery.runs import PAIR, digest_of, undisturbed
 
@@ -27,23 +30,22 @@ class SlowReading(pl.Callback):
         self._step = step
         self._num_files = num_files
         self._marker = Path(marker)
-        self._read = read_back.verify_file
+        self._read = read_back.verify_further
+        self._ends_s: dict[Any, float] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_rank == 0 and trainer.global_step == self._step:
-            read_back.verify_file = self._read_slowly
+            read_back.verify_further = self._read_slowly
 
-    def _read_slowly(self, *arguments: Any) -> None:
-        *_, go_on = arguments
-        self._num_files -= 1
-        if not self._num_files:
-            read_back.verify_file = self._read
-        self._marker.touch()
-        ends_s = time.monotonic() + READING_S
-        while time.monotonic() < ends_s:
-            go_on()
+    def _read_slowly(self, found: FileHash, file: FileEntry, go_on: GoOn) -> bool:
+        if found.path not in self._ends_s and len(self._ends_s) < self._num_files:
+            self._ends_s[found.path] = time.monotonic() + READING_S
+            self._marker.touch()
+        while time.monotonic() < self._ends_s.get(found.path, 0.0):
             time.sleep(0.1)
-        self._read(*arguments)
+            if not go_on():
+                return False
+        return self._read(found, file, go_on)
 
 
 def slow(tmp_path: Path, mode: str, step: int, num_files: int = 1) -> tuple[str, ...]:
@@ -98,3 +100,20 @@ def test_a_run_that_is_to_stop_leaves_the_rest_to_the_next_attempt(
     assert again.events("restored")[0]["step"] == stopped[0].step
     infos = list_checkpoints(root, "hetero_ckpt")
     assert [infos[0].step, len(infos)] == [last_step, 2]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_step_is_safe_ends_the_run_as_done(
+    start_train: Callable[..., TrainRun], tmp_path: Path, signal_number: int
+) -> None:
+    run = start_train(*slow(tmp_path, "async", 24, num_files=100))
+    run.wait_until((tmp_path / "reading").exists)
+    time.sleep(6.0)
+    os.kill(run.process.pid, signal_number)
+    began_s = time.monotonic()
+    run.wait()
+    assert time.monotonic() - began_s < 30.0
+    assert run.returncode == 0, run.output
+    assert "step 24 is safe" in run.output
+    assert "older checkpoints go once newer ones are read back" in run.output
+    assert run.read_json("status.json")["status"] == "DONE"

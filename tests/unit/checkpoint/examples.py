@@ -86,13 +86,13 @@ def make_saver(
             events.append((event, step, fields))
 
     settings: dict[str, Any] = {
+        "place": DirectoryPlace(directories=claimed(root, attempt)),
         "is_async": True,
         "plan_fingerprint": "plan",
         "timeout_s": WAIT_S,
         **options,
     }
     return CheckpointSaver(
-        place=DirectoryPlace(directories=claimed(root, attempt)),
         attempt=attempt,
         prefix=PREFIX,
         rank=0,

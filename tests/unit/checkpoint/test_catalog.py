@@ -19,7 +19,7 @@ from hetero_fw.checkpoint import (
     prune,
     read_manifest,
 )
-from hetero_fw.checkpoint.read_back import Intact
+from hetero_fw.checkpoint.read_back import Intact, Saved
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import AttemptStart, RetentionRule
 from tests.unit.checkpoint.examples import (
@@ -228,26 +228,57 @@ def test_prune_trusts_what_was_verified_before(root: Path) -> None:
 
 
 def test_reading_back_goes_on_where_it_was_cut_off(root: Path) -> None:
-    first = pruned(root, 2, go_on=never)
-    assert (first.deleted, first.intact.steps, first.is_complete) == ((), {30}, False)
-    second = pruned(root, 2, go_on=never, intact=first.intact)
-    assert second.is_complete
-    assert [path.name for path in second.deleted] == ["hetero_ckpt-step-00000010"]
+    reports = in_slices(root)
+    assert len(reports) > 2
+    assert all(report.deleted == () for report in reports[:-1])
+    assert {30} in [report.intact.steps for report in reports]
+    assert [path.name for path in reports[-1].deleted] == ["hetero_ckpt-step-00000010"]
+
+
+def in_slices(root: Path) -> list[PruneReport]:
+    """Prune as if there were time for a piece in each call."""
+    reports = [pruned(root, 2, go_on=never)]
+    while not reports[-1].is_complete:
+        assert len(reports) < 50, "it never ends"
+        reports.append(pruned(root, 2, go_on=never, intact=reports[-1].intact))
+    return reports
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_damaged_is_read_once_and_holds_nothing_up(root: Path, number: int) -> None:
+    flip_bit(list_checkpoints(root, PREFIX)[number].path / SHARD, 7)
+    reports = in_slices(root)
+    assert reports[-1].intact.steps == {10, 20, 30} - {30 - 10 * number}
+    assert [saved.step for saved in reports[-1].intact.damaged] == [30 - 10 * number]
+    fill(root, [40], size=4000)
+    again = pruned(root, 2, intact=reports[-1].intact)
+    assert [path.name[-2:] for path in again.deleted] == [["10"], ["10", "20"]][number]
+
+
+def test_older_ones_go_while_the_newest_is_still_read(root: Path) -> None:
+    fill(root, [40], size=4000)
+    report = pruned(root, 2, intact=Intact(steps=frozenset({20, 30})), go_on=never)
+    assert not report.is_complete
+    assert [path.name[-2:] for path in report.deleted] == ["10"]
+    assert report.intact.steps == {20, 30}
+    fill(root, [50], size=4000)
+    report = pruned(root, 2, intact=Intact(steps=frozenset({30})), go_on=never)
+    assert (report.is_complete, report.deleted) == (False, ())
 
 
 def test_what_was_begun_is_read_before_what_is_newer(root: Path) -> None:
     info = list_checkpoints(root, PREFIX)[1]
     (file,) = read_manifest(info.path).files
-    known = frozenset({f"{info.path.name}/{file.name} {file.digest}"})
-    report = pruned(root, 2, intact=Intact(files=known), go_on=never)
-    assert report.is_complete
-    assert report.intact.steps == {20, 30}
+    begun = Saved(info.step, info.created_time_s)
+    known = Intact(files=frozenset({(begun, file.name)}), begun=begun)
+    report = pruned(root, 2, intact=known, go_on=never)
+    assert (report.is_complete, report.intact.steps) == (False, {20})
 
 
 def test_what_was_known_of_a_file_that_is_another_by_now_does_not_count(root: Path) -> None:
     info = list_checkpoints(root, PREFIX)[0]
     (file,) = read_manifest(info.path).files
-    known = frozenset({f"{info.path.name}/{file.name} {'0' * 32}"})
+    known = frozenset({(Saved(info.step, info.created_time_s - 1.0), file.name)})
     flip_bit(info.path / SHARD, 7)
     report = pruned(root, 2, intact=Intact(files=known))
     assert report.intact.steps == {10, 20}

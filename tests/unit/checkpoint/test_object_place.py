@@ -317,7 +317,8 @@ def test_reading_back_goes_on_where_it_was_cut_off(url: str) -> None:
     while not (report := place.prune(PREFIX, KEEP_TWO, intact=intact, go_on=never)).is_complete:
         assert report.deleted == ()
         intact, rounds = report.intact, rounds + 1
-    assert rounds == 1  # a file in each
+        assert rounds < 10
+    assert rounds > 1  # a piece in each
     assert steps(place) == [30, 20]
     # What is known is not read again, and nothing is where nothing can go.
     for path in published_paths(place.root, PREFIX):
@@ -335,7 +336,7 @@ def test_a_storage_that_fails_while_it_is_read_back_gives_nothing_up(
     for step in (10, 20, 30, 40):
         save_at(place, step)
 
-    def refused(file: UPath) -> Any:
+    def refused(file: UPath, begin: int) -> Any:
         raise StorageError(f"{file}: slow down", is_transient=True)
 
     monkeypatch.setattr(shard_file, "read_pieces", refused)

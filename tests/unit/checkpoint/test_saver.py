@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from hetero_fw.checkpoint import (
     HashAlgorithm,
     Metric,
+    PruneReport,
     SavePoint,
+    WriterProcess,
     list_checkpoints,
     load_checkpoint,
     read_back,
@@ -23,14 +26,16 @@ from hetero_fw.checkpoint import (
     verify_checkpoint,
 )
 from hetero_fw.checkpoint.manifest import FileEntry
-from hetero_fw.checkpoint.read_back import GoOn
-from hetero_fw.checkpoint.shard_file import write_shard
+from hetero_fw.checkpoint.place import DirectoryPlace
+from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always
+from hetero_fw.checkpoint.shard_file import FileHash, write_shard
 from hetero_fw.checkpoint.writer import TierWriter
 from hetero_fw.policies import RetentionRule
 from tests.unit.checkpoint.examples import (
     PREFIX,
     WAIT_S,
     Events,
+    claimed,
     make_saver,
     published,
     save,
@@ -394,21 +399,31 @@ def test_staging_reuses_its_buffer(tmp_path: Path) -> None:
 
 
 class SlowReading:
-    """Reads a file back in 0.6 s, a piece every 0.1 s."""
+    """Reads a file back in 0.6 s, a piece every 0.1 s; holds each piece until `release`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_files = 0
-        self._read = read_back.verify_file
-        monkeypatch.setattr(read_back, "verify_file", self)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_held: bool = False) -> None:
+        self.files: list[Path] = []
+        self._pieces: dict[Path, int] = {}
+        self._gate = threading.Event()
+        if not is_held:
+            self.release()
+        self._read = read_back.verify_further
+        monkeypatch.setattr(read_back, "verify_further", self)
 
-    def __call__(
-        self, directory: Path, file: FileEntry, algorithm: HashAlgorithm, go_on: GoOn
-    ) -> None:
-        self.num_files += 1
-        for _ in range(6):
+    def release(self) -> None:
+        self._gate.set()
+
+    def __call__(self, found: FileHash, file: FileEntry, go_on: GoOn) -> bool:
+        path = found.path
+        assert isinstance(path, Path)
+        if path not in self._pieces:
+            self.files.append(path)
+        while self._pieces.setdefault(path, 0) < 6:
             time.sleep(0.1)
-            go_on()
-        self._read(directory, file, algorithm)
+            self._pieces[path] += self._gate.is_set()
+            if not go_on():
+                return False
+        return self._read(found, file)
 
 
 def test_old_checkpoints_go_where_reading_one_takes_longer_than_a_save_may(
@@ -416,12 +431,81 @@ def test_old_checkpoints_go_where_reading_one_takes_longer_than_a_save_may(
 ) -> None:
     slow = SlowReading(monkeypatch)
     saver = make_saver(tmp_path, timeout_s=0.4, retention=RetentionRule(keep_latest_k=2))
-    for step in range(1, 6):
+    for step in range(1, 12):
         assert save(saver, step, weights(step)).ok
-    assert len(published(tmp_path)) <= 3
-    assert published(tmp_path)[-2:] == [f"hetero_ckpt-step-{step:08}" for step in (4, 5)]
-    assert slow.num_files >= 3
+        assert len(published(tmp_path)) <= 8
+    assert published(tmp_path)[-2:] == [f"hetero_ckpt-step-{step:08}" for step in (10, 11)]
+    assert len(slow.files) >= 3
     assert not caplog.records
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_save_does_not_wait_until_old_checkpoints_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    slow = SlowReading(monkeypatch, is_held=True)
+    saver = make_saver(tmp_path, is_async=is_async, retention=RetentionRule(keep_latest_k=2))
+    try:
+        handles = []
+        for step in range(1, 8):
+            handles.append(saver.save(step, weights(step), {}, reason="test"))
+            assert saver.wait_for_verdicts(5.0), "its verdict is known although another is read"
+            assert not saver.is_busy()
+        assert [outcome.ok for outcome in saver.poll()] == [True] * 7
+        assert len(published(tmp_path)) == 7
+        assert len(slow.files) == 1
+        slow.release()
+        assert all(handle.wait(WAIT_S) for handle in handles)
+        assert [name[-1] for name in published(tmp_path)] == ["6", "7"]
+        assert len(slow.files) == len(set(slow.files))
+    finally:
+        slow.release()
+        saver.close(5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndlessPlace(DirectoryPlace):
+    """Takes for ever to read checkpoints back."""
+
+    def prune(
+        self,
+        prefix: str,
+        rule: RetentionRule,
+        *,
+        intact: Intact = NOTHING_READ,
+        go_on: GoOn = always,
+        **options: Any,
+    ) -> PruneReport:
+        while go_on():
+            time.sleep(0.02)
+        return PruneReport(intact=intact, reason="", is_complete=False)
+
+
+def test_a_save_comes_in_between_where_a_process_reads_old_checkpoints(tmp_path: Path) -> None:
+    place = EndlessPlace(directories=claimed(tmp_path, 1))
+    rule = RetentionRule(keep_latest_k=2)
+    saver = make_saver(tmp_path, place=place, retention=rule, executor=WriterProcess())
+    try:
+        for step in range(1, 5):
+            saver.save(step, weights(step), {}, reason="test")
+            assert saver.wait_for_verdicts(5.0)
+            assert not saver.is_busy()
+        assert [outcome.ok for outcome in saver.poll()] == [True] * 4
+        assert not saver.wait(0.0)
+    finally:
+        assert not saver.close(0.1)
+
+
+def test_what_is_read_back_can_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SlowReading(monkeypatch, is_held=True)
+    saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
+    for step in range(1, 4):
+        saver.save(step, weights(step), {}, reason="test")
+        assert saver.wait_for_verdicts(5.0)
+    began_s = time.monotonic()
+    assert not saver.close(0.1)
+    assert time.monotonic() - began_s < 5.0
+    assert len(published(tmp_path)) == 3
 
 
 def test_a_save_frees_its_memory_before_old_checkpoints_are_read(
@@ -429,13 +513,13 @@ def test_a_save_frees_its_memory_before_old_checkpoints_are_read(
 ) -> None:
     saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
     was_free: list[bool] = []
-    read = read_back.verify_file
+    read = read_back.verify_further
 
-    def look(*arguments: Any) -> None:
+    def look(*arguments: Any) -> bool:
         was_free.append(saver._stager._is_free.is_set())
-        read(*arguments)
+        return read(*arguments)
 
-    monkeypatch.setattr(read_back, "verify_file", look)
+    monkeypatch.setattr(read_back, "verify_further", look)
     for step in (1, 2, 3):
         assert save(saver, step, weights(step)).ok
     assert was_free

@@ -264,9 +264,9 @@ def test_weights_that_are_not_finite_are_named(
     state["last.weight"] = state["last.weight"].double()
     state["last.weight"][1, 2] = value
     write(tmp_path / "weights", state, kind)
-    with pytest.raises(CheckpointError, match=r"weights: last\.weight holds a"):
-        check_weights_file(tmp_path / "weights")
     fresh = Model()
+    with pytest.raises(CheckpointError, match=r"weights: last\.weight holds a"):
+        check_weights_file(tmp_path / "weights", fresh)
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"weights: last\.weight holds a"):
         load_weights(fresh, tmp_path / "weights")
@@ -293,7 +293,9 @@ def test_a_buffer_may_hold_infinities_and_no_nan(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="mask holds a NaN"):
         check_weights_file(path)
     torch.save({**state, "scale": torch.full((3,), float("inf"))}, path)
-    check_weights_file(path)  # by its name it may be a buffer
+    check_weights_file(path)  # it may be a buffer
+    with pytest.raises(CheckpointError, match="scale holds a value that is infinite"):
+        check_weights_file(path, module)
     with pytest.raises(CheckpointError, match="scale holds a value that is infinite"):
         load_weights(module, path)
     torch.save({**state, "phase": torch.tensor([1j, complex("nan")])}, path)
@@ -320,3 +322,32 @@ def test_tensors_without_plain_values_are_named(
     torch.save({**module.state_dict(), "first.weight": odd}, tmp_path / "weights")
     with pytest.raises(CheckpointError, match=r"weights: first\.weight is no plain tensor"):
         takes(tmp_path / "weights")
+
+
+def test_what_a_module_takes_decides_what_is_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    for dtype, value, fits in (
+        (torch.float64, 1e300, True),
+        (torch.float16, 1e5, False),
+        (torch.float32, 1e5, True),
+    ):
+        module = torch.nn.Linear(2, 1, dtype=dtype)
+        torch.save(
+            {"weight": torch.full((1, 2), value, dtype=torch.float64), "bias": torch.zeros(1)}, path
+        )
+        for use in (
+            lambda m=module: check_weights_file(path, m),
+            lambda m=module: load_weights(m, path),
+        ):
+            if fits:
+                use()
+            else:
+                with pytest.raises(CheckpointError, match="weight holds a value that is infinite"):
+                    use()
+
+
+def test_a_module_that_knows_no_sizes_yet_takes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    torch.save({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="weight has no size before the module was used"):
+        check_weights_file(path, torch.nn.LazyLinear(1))
