@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from hetero_fw.checkpoint.host_memory import HostMemory
 from hetero_fw.checkpoint.save_tasks import OnProgress
-from hetero_fw.errors import CheckpointError
+from hetero_fw.checkpoint.storage import StorageHangs
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class StorageHangs(CheckpointError):
-    """The storage did not answer in time; asking it for anything else would take as long."""
 
 
 class Task(Protocol[T_co]):
@@ -30,7 +28,7 @@ def no_progress(num_bytes: int) -> None:
 
 
 class Executor(Protocol):
-    """Where tasks run. One at a time; called from one thread at a time."""
+    """Where tasks run, one at a time; a thread that comes meanwhile waits for its turn."""
 
     def attach(self, memory: HostMemory) -> None:
         """Tasks from here on see the bytes of `memory`."""
@@ -66,6 +64,21 @@ class Executor(Protocol):
         """End what runs tasks. Bounded; nothing is run after it."""
 
 
+@contextmanager
+def taking_turn(turn: threading.Lock | threading.RLock, deadline_s: float) -> Iterator[None]:
+    """Hold `turn`, which has to be free by `deadline_s`.
+
+    Raises:
+        StorageHangs: it was not.
+    """
+    if not turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+        raise StorageHangs("the storage still holds an earlier task")
+    try:
+        yield
+    finally:
+        turn.release()
+
+
 class ThreadExecutor:
     """Runs every task in a thread of its own, which is left behind if it does not end in time.
 
@@ -76,6 +89,7 @@ class ThreadExecutor:
     def __init__(self) -> None:
         self._memory: HostMemory | None = None
         self._stuck: threading.Thread | None = None
+        self._turn = threading.Lock()
 
     def attach(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -87,6 +101,14 @@ class ThreadExecutor:
         deadline_s: float,
         on_progress: OnProgress = no_progress,
         patience_s: float | None = None,
+    ) -> T:
+        with taking_turn(self._turn, deadline_s):
+            # What it waited for its turn says nothing of the storage.
+            deadline_s = max(deadline_s, time.monotonic() + (patience_s or 0.0))
+            return self._run(task, deadline_s, on_progress, patience_s)
+
+    def _run(
+        self, task: Task[T], deadline_s: float, on_progress: OnProgress, patience_s: float | None
     ) -> T:
         self._await_stuck(deadline_s)
         content = self._memory.content if self._memory is not None else memoryview(b"")

@@ -276,15 +276,16 @@ class ObjectPlace:
             intact, is_complete = read_newest(found, intact, go_on)
             if not is_enough(intact, is_complete):
                 return unfinished(intact)
-            facts = [retention_facts(info, intact.steps, rule) for info in infos.values()]
+            facts = [retention_facts(info, intact, rule) for info in infos.values()]
             decision = decide(facts, rule)
         gone = frozenset(decision.delete_steps)
+        verified = {step for step, info in infos.items() if intact.holds(info)}
         # An older version goes first: it must not stand in for the newer one when that is gone.
         doomed = [
             version
             for version in reversed(versions)
             if version.step in gone
-            or (version.step in intact.steps and version is not chosen[version.step])
+            or (version.step in verified and version is not chosen[version.step])
         ]
         for version in [*doomed, *self._unfinished(snapshot, prefix)]:
             on_point(SavePoint.RETIRING)

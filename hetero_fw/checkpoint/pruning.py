@@ -120,7 +120,7 @@ def retire_by_rule(
     decide: Decide = decide_retention,
 ) -> PruneReport:
     """Delete those of `infos`, in one local directory, that the rule gives up; as `prune`."""
-    decision = decide([retention_facts(info, intact.steps, rule) for info in infos], rule)
+    decision = decide([retention_facts(info, intact, rule) for info in infos], rule)
     paths = {info.step: info.path for info in infos}
     deleted = tuple(paths[step] for step in decision.delete_steps)
     for path in deleted:
@@ -135,14 +135,14 @@ def retire_by_rule(
 
 
 def retention_facts(
-    info: CheckpointInfo, verified_steps: Collection[int], rule: RetentionRule
+    info: CheckpointInfo, intact: Intact, rule: RetentionRule
 ) -> CommittedCheckpoint:
     """What retention needs to know of a checkpoint."""
     has_metric = info.metric is not None and info.metric.name == rule.monitor
     return CommittedCheckpoint(
         step=info.step,
         attempt=info.attempt,
-        is_verified=info.step in verified_steps,
+        is_verified=intact.holds(info),
         is_finite=info.is_sane,
         metric=info.metric.value if info.metric is not None and has_metric else None,
     )

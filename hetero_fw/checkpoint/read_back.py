@@ -10,7 +10,7 @@ from hetero_fw.checkpoint.catalog import CheckpointInfo, verify_further
 from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.manifest import FileEntry, read_manifest
 from hetero_fw.checkpoint.shard_file import FileHash
-from hetero_fw.checkpoint.storage import StorageError
+from hetero_fw.checkpoint.storage import StorageError, StorageHangs
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import MIN_KEPT
 
@@ -22,6 +22,7 @@ class Saved(NamedTuple):
     """One checkpoint of a step. A step that is saved again has another one."""
 
     step: int
+    name: str
     created_time_s: float
 
 
@@ -30,24 +31,34 @@ class Intact:
     """What was read back, and how it was found.
 
     Attributes:
-        steps: of which the whole checkpoint is as it was written.
+        checkpoints: that are as they were written, as a whole.
+        unread: steps that count without having been read.
         files: that are, by name, of checkpoints of which not all was read yet.
         damaged: checkpoints with a file that is not.
         begun: the checkpoint in which reading was cut off.
     """
 
-    steps: frozenset[int] = frozenset()
+    checkpoints: frozenset[Saved] = frozenset()
+    unread: frozenset[int] = frozenset()
     files: frozenset[tuple[Saved, str]] = frozenset()
     damaged: frozenset[Saved] = frozenset()
     begun: Saved | None = None
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """Of checkpoints that count as verified."""
+        return frozenset(saved.step for saved in self.checkpoints) | self.unread
+
+    def holds(self, info: CheckpointInfo) -> bool:
+        """Whether a checkpoint counts as verified."""
+        return _saved(info) in self.checkpoints or info.step in self.unread
 
     def but(self, steps: Collection[int]) -> Intact:
         """Without these steps."""
         return replace(
             self,
-            steps=self.steps - frozenset(steps),
-            files=frozenset(item for item in self.files if item[0].step not in steps),
-            damaged=frozenset(item for item in self.damaged if item.step not in steps),
+            checkpoints=frozenset(item for item in self.checkpoints if item.step not in steps),
+            unread=self.unread - frozenset(steps),
         )
 
 
@@ -100,14 +111,14 @@ def read_newest(
 
 
 def _saved(info: CheckpointInfo) -> Saved:
-    return Saved(info.step, info.created_time_s)
+    return Saved(info.step, info.path.name, info.created_time_s)
 
 
 class _Reader:
     """Reads checkpoints file by file, and remembers how each was found."""
 
     def __init__(self, known: Intact, go_on: GoOn) -> None:
-        self._steps = set(known.steps)
+        self._intact = set(known.checkpoints)
         self._files = set(known.files)
         self._damaged = set(known.damaged)
         self._go_on = go_on
@@ -118,7 +129,7 @@ class _Reader:
     ) -> Intact:
         """What is known of `infos`."""
         return Intact(
-            steps=frozenset(info.step for info in infos if info.step in self._steps),
+            checkpoints=frozenset(map(_saved, infos)) & self._intact,
             files=frozenset(self._files),
             damaged=frozenset(self._damaged),
             begun=None if begun is None else _saved(begun),
@@ -132,18 +143,21 @@ class _Reader:
         """
         if _saved(info) in self._damaged:
             return False
-        if info.step in self._steps:
+        if _saved(info) in self._intact:
             return True
         try:
             if not self._finish(info):
                 return None
+        except StorageHangs:
+            raise  # this was given up meanwhile, and says nothing of the bytes
         except CheckpointError as error:
             if isinstance(error, StorageError) and not error.is_absent:
                 raise
-            self._damaged.add(_saved(info))
+            if not _may_pass(error):
+                self._damaged.add(_saved(info))
             self._forget(info)
             return False
-        self._steps.add(info.step)
+        self._intact.add(_saved(info))
         self._forget(info)
         return True
 
@@ -177,6 +191,12 @@ class _Reader:
         if not is_complete:
             _keep(key, found)
         return is_complete
+
+
+def _may_pass(error: CheckpointError) -> bool:
+    """Whether a local file could not be read, which another time it may be."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _keep(key: tuple[str, Saved], found: FileHash) -> None:

@@ -17,7 +17,7 @@ from hetero_fw.checkpoint.save_tasks import Prune
 from hetero_fw.policies import RetentionRule, decide_retention, decide_room
 
 # Reading back is cut into pieces of this length, between which a save may come in.
-_SLICE_S = 1.0
+_SLICE_S = 0.5
 _PAUSE_S = 0.01
 
 
@@ -56,9 +56,11 @@ class Retirement:
         self._timeout_s = timeout_s
         self._counts_unread = counts_unread
         self._intact = NOTHING_READ
+        self._committed: deque[int] = deque()  # steps that count unread
+        self._turn = threading.Lock()  # of a slice
         # A save may end while checkpoints are still read back because of the one before it.
-        self._turn = threading.Lock()
-        self._new: deque[int] = deque()
+        self._retiring = threading.Lock()
+        self._is_due = False
         self._has_made_room = False  # since the last save that succeeded
 
     def stop(self) -> None:
@@ -76,12 +78,18 @@ class Retirement:
         self._has_made_room = False
         if self.rule is None:
             return
-        self._new.append(step)
-        while self._new and not self.is_stopped and self._turn.acquire(blocking=False):
+        if self._counts_unread:
+            self._committed.append(step)
+        self._is_due = True
+        while self._is_due and not self.is_stopped and self._retiring.acquire(blocking=False):
             try:
-                self._prune(self.rule, on_point, decide_retention)
+                self._is_due = False
+                self._prune(self.rule, on_point, decide_retention, self._timeout_s)
+            except Exception:
+                if not self._is_due:  # else another save has come meanwhile
+                    raise
             finally:
-                self._turn.release()
+                self._retiring.release()
 
     def make_room(self, on_point: OnPoint) -> str:
         """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
@@ -90,13 +98,11 @@ class Retirement:
             Exception: whatever the storage answers.
         """
         rule = self.rule
-        if rule is None or self._counts_unread or not self._turn.acquire(timeout=self._timeout_s):
+        if rule is None or self._counts_unread or self.is_stopped:
             return ""
         decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        try:
-            report = self._prune(rule, on_point, decide)
-        finally:
-            self._turn.release()
+        # Other ranks may wait for the verdict, which comes after this.
+        report = self._prune(rule, on_point, decide, self._timeout_s / 4)
         if not report.deleted:
             return ""
         self._has_made_room = True
@@ -109,33 +115,34 @@ class Retirement:
         text = f"; {report.deleted[0].name} was deleted to make room for the next save"
         return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
 
-    def _prune(self, rule: RetentionRule, on_point: OnPoint, decide: Decide) -> PruneReport:
-        ends_s = time.monotonic() + self._timeout_s
+    def _prune(
+        self, rule: RetentionRule, on_point: OnPoint, decide: Decide, time_s: float
+    ) -> PruneReport:
+        """Read for about `time_s`, and delete as far as that allows."""
+        ends_s = time.monotonic() + time_s
         while True:
-            self._take_in_new()
-            task = Prune(
-                place=self._place,
-                prefix=self._prefix,
-                rule=rule,
-                intact=self._intact,
-                read_s=min(_SLICE_S, self._timeout_s / 4),
-                on_point=on_point,
-                decide=decide,
-            )
-            report = self._executor.run(
-                task,
-                deadline_s=time.monotonic() + self._timeout_s,
-                patience_s=self._timeout_s,
-            )
-            self._intact = report.intact
+            with self._turn:
+                report = self._executor.run(
+                    self._slice(rule, on_point, decide),
+                    deadline_s=time.monotonic() + self._timeout_s,
+                    patience_s=self._timeout_s,
+                )
+                self._intact = report.intact
             has_room = report.deleted and decide is not decide_retention
             if report.is_complete or has_room or self.is_stopped or time.monotonic() > ends_s:
                 return report
             time.sleep(_PAUSE_S)  # whoever waits for the executor has it now
 
-    def _take_in_new(self) -> None:
-        while self._new:
-            step = self._new.popleft()
-            self._intact = self._intact.but({step})  # a step that is replaced is a new one
-            if self._counts_unread:
-                self._intact = replace(self._intact, steps=self._intact.steps | {step})
+    def _slice(self, rule: RetentionRule, on_point: OnPoint, decide: Decide) -> Prune:
+        while self._committed:
+            step = self._committed.popleft()
+            self._intact = replace(self._intact, unread=self._intact.unread | {step})
+        return Prune(
+            place=self._place,
+            prefix=self._prefix,
+            rule=rule,
+            intact=self._intact,
+            read_s=min(_SLICE_S, self._timeout_s / 4),
+            on_point=on_point,
+            decide=decide,
+        )

@@ -36,6 +36,21 @@ class Route:
         self._turn = threading.Lock()
         self.uploading: SaveJob | None = None
 
+    def start(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
+        """`run` in a thread of its own: whatever ends that, the next save has a fresh one."""
+        name = f"checkpoint-writer-{job.spec.step}"
+        thread = threading.Thread(
+            target=self.run, args=(job, rest, targets), name=name, daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # there is no room for one more
+            if job.has_staging:
+                self._stager.release()
+            for writer, handle in targets:
+                writer.tell_failure(job.spec.step, str(error))
+                handle.fail(writer.tier, str(error))
+
     def run(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
         """Bring the job to all its targets and set their handles, whatever happens."""
         (first, _), *further = targets

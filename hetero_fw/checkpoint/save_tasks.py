@@ -150,12 +150,16 @@ class Prune:
             ends_s = min(ends_s, now_s + self.read_s)  # counted from the first piece
             return now_s < ends_s
 
+        def at_point(point: SavePoint) -> None:
+            on_progress(0)  # as above, before each deletion
+            self.on_point(point)
+
         return self.place.prune(
             self.prefix,
             self.rule,
             intact=self.intact,
             go_on=go_on,
-            on_point=self.on_point,
+            on_point=at_point,
             decide=self.decide,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -380,13 +379,7 @@ class CheckpointSaver:
         )
 
     def _start(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
-        # A thread of its own for each save: whatever ends it, the next save has a fresh one.
-        threading.Thread(
-            target=self._route.run,
-            args=(job, rest, targets),
-            name=f"checkpoint-writer-{job.spec.step}",
-            daemon=True,
-        ).start()
+        self._route.start(job, rest, targets)
         if not self._is_async:
             # Not for older ones to be read back: the others wait in a collective meanwhile.
             self.wait_for_verdicts(2 * len(targets) * self._longest_s)

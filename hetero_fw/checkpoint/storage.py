@@ -66,6 +66,10 @@ class StorageError(CheckpointError):
         return _storage_error, (str(self), self.is_transient, self.is_absent)
 
 
+class StorageHangs(CheckpointError):
+    """The storage did not answer in time; asking it for anything else would take as long."""
+
+
 def _storage_error(message: str, is_transient: bool, is_absent: bool) -> StorageError:
     return StorageError(message, is_transient=is_transient, is_absent=is_absent)
 

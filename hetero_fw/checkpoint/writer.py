@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hetero_fw.checkpoint.commit import build_manifest
-from hetero_fw.checkpoint.executor import Executor, StorageHangs
+from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies, Withdraw
 from hetero_fw.checkpoint.node_roles import (
@@ -26,7 +26,7 @@ from hetero_fw.checkpoint.retirement import Retirement
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Publish, Remake, WritePart
-from hetero_fw.checkpoint.storage import StoragePath
+from hetero_fw.checkpoint.storage import StorageHangs, StoragePath
 from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE, lacks_room
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
@@ -130,8 +130,8 @@ class TierWriter:
                 verdict = replace(verdict, stall_s=job.stall_s + persist_s)
             if verdict.is_committed:
                 self._safe.step = job.spec.step
-            if self._rank == 0 and verdict.is_committed:
-                self._tell_committed(job, verdict, persist_s)
+            if self._rank == 0:
+                self._tell(job, verdict, persist_s)
         finally:
             has_stall = verdict.is_committed or is_foreground
             location: StoragePath | None = self._place.location(job.spec)
@@ -149,8 +149,8 @@ class TierWriter:
             )
             job.handle.decide(outcome)
         try:
-            if self._rank == 0:
-                self._conclude(job, verdict)
+            if self._rank == 0 and verdict.is_committed:
+                self._retire(job)
         finally:
             job.handle.end()
         return outcome
@@ -290,7 +290,11 @@ class TierWriter:
             logger.warning("verdict on step %d was not announced: %s", job.spec.step, error)
         return verdict
 
-    def _tell_committed(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
+    def _tell(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
+        """Rank 0: log what became of a save. After a failure the next one shall have room first."""
+        if not verdict.is_committed:
+            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
+            return
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
             job.spec.step,
@@ -301,13 +305,6 @@ class TierWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
-
-    def _conclude(self, job: SaveJob, verdict: Verdict) -> None:
-        """Rank 0: clear out what a new checkpoint replaces, or log why there is none."""
-        if verdict.is_committed:
-            self._retire(job)
-        else:
-            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
 
     def _mended(self, job: SaveJob, reason: str) -> str:
         """Do what may let the next save succeed after one that failed for `reason`; in words."""

@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from hetero_fw.checkpoint.executor import StorageHangs, Task, no_progress
+from hetero_fw.checkpoint.executor import Task, no_progress, taking_turn
 from hetero_fw.checkpoint.host_memory import HostMemory
 from hetero_fw.checkpoint.save_tasks import OnProgress
+from hetero_fw.checkpoint.storage import StorageHangs
 from hetero_fw.errors import CheckpointError
 
 T = TypeVar("T")
@@ -81,16 +82,15 @@ class WriterProcess:
         on_progress: OnProgress = no_progress,
         patience_s: float | None = None,
     ) -> T:
-        if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            raise StorageHangs("the storage still holds an earlier task of the writer")
-        try:
-            self._ensure()
-            self._send(task, deadline_s)
-            result: T = self._receive(deadline_s, on_progress, patience_s)
-        except (EOFError, ConnectionError) as error:
-            raise CheckpointError(self._bury()) from error
-        finally:
-            self._lock.release()
+        with taking_turn(self._lock, deadline_s):
+            # What it waited for its turn says nothing of the storage.
+            deadline_s = max(deadline_s, time.monotonic() + (patience_s or 0.0))
+            try:
+                self._ensure()
+                self._send(task, deadline_s)
+                result: T = self._receive(deadline_s, on_progress, patience_s)
+            except (EOFError, ConnectionError) as error:
+                raise CheckpointError(self._bury()) from error
         return result
 
     def check(self) -> str | None:

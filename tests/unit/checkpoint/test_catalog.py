@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from hetero_fw.checkpoint import (
     read_manifest,
 )
 from hetero_fw.checkpoint.read_back import Intact, Saved
+from hetero_fw.checkpoint.shard_file import FileHash
+from hetero_fw.checkpoint.storage import StorageHangs
 from hetero_fw.errors import CheckpointError
 from hetero_fw.policies import AttemptStart, RetentionRule
 from tests.unit.checkpoint.examples import (
@@ -202,6 +205,15 @@ def never() -> bool:
     return False
 
 
+def intact(root: Path, *steps: int) -> Intact:
+    infos = [info for info in list_checkpoints(root, PREFIX) if info.step in steps]
+    return Intact(
+        checkpoints=frozenset(
+            Saved(info.step, info.path.name, info.created_time_s) for info in infos
+        )
+    )
+
+
 def test_prune_keeps_the_newest(root: Path) -> None:
     report = pruned(root, 2)
     assert [path.name for path in report.deleted] == ["hetero_ckpt-step-00000010"]
@@ -222,7 +234,7 @@ def test_prune_reads_nothing_when_nothing_can_go(root: Path) -> None:
 
 
 def test_prune_trusts_what_was_verified_before(root: Path) -> None:
-    report = pruned(root, 2, intact=Intact(steps=frozenset({20, 30})))
+    report = pruned(root, 2, intact=intact(root, 20, 30))
     assert report.intact.steps == {20, 30}
     assert len(report.deleted) == 1
 
@@ -257,19 +269,19 @@ def test_what_is_damaged_is_read_once_and_holds_nothing_up(root: Path, number: i
 
 def test_older_ones_go_while_the_newest_is_still_read(root: Path) -> None:
     fill(root, [40], size=4000)
-    report = pruned(root, 2, intact=Intact(steps=frozenset({20, 30})), go_on=never)
+    report = pruned(root, 2, intact=intact(root, 20, 30), go_on=never)
     assert not report.is_complete
     assert [path.name[-2:] for path in report.deleted] == ["10"]
     assert report.intact.steps == {20, 30}
     fill(root, [50], size=4000)
-    report = pruned(root, 2, intact=Intact(steps=frozenset({30})), go_on=never)
+    report = pruned(root, 2, intact=intact(root, 30), go_on=never)
     assert (report.is_complete, report.deleted) == (False, ())
 
 
 def test_what_was_begun_is_read_before_what_is_newer(root: Path) -> None:
     info = list_checkpoints(root, PREFIX)[1]
     (file,) = read_manifest(info.path).files
-    begun = Saved(info.step, info.created_time_s)
+    begun = Saved(info.step, info.path.name, info.created_time_s)
     known = Intact(files=frozenset({(begun, file.name)}), begun=begun)
     report = pruned(root, 2, intact=known, go_on=never)
     assert (report.is_complete, report.intact.steps) == (False, {20})
@@ -278,11 +290,47 @@ def test_what_was_begun_is_read_before_what_is_newer(root: Path) -> None:
 def test_what_was_known_of_a_file_that_is_another_by_now_does_not_count(root: Path) -> None:
     info = list_checkpoints(root, PREFIX)[0]
     (file,) = read_manifest(info.path).files
-    known = frozenset({(Saved(info.step, info.created_time_s - 1.0), file.name)})
+    known = frozenset({(Saved(info.step, info.path.name, info.created_time_s - 1.0), file.name)})
     flip_bit(info.path / SHARD, 7)
     report = pruned(root, 2, intact=Intact(files=known))
     assert report.intact.steps == {10, 20}
     assert report.deleted == ()
+
+
+def test_what_is_given_up_judges_and_deletes_nothing(root: Path) -> None:
+    fill(root, [40, 50], size=4000)
+
+    def given_up() -> bool:
+        raise StorageHangs("it was given up")
+
+    with pytest.raises(StorageHangs):
+        pruned(root, 2, go_on=given_up)
+    assert len(published(root)) == 5
+    assert pruned(root, 2).intact.steps == {40, 50}
+
+
+def test_a_step_that_is_saved_again_is_read_again(root: Path) -> None:
+    known = pruned(root, 2).intact
+    assert known.steps == {20, 30}
+    shutil.rmtree(newest(root))
+    fill(root, [30, 40], size=4000)
+    flip_in_shard(root)
+    report = pruned(root, 2, intact=known)
+    assert report.intact.steps == {20, 40}
+    assert report.deleted == ()
+
+
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_damaged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(found: FileHash, go_on: Any = None) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileHash, "read_on", refused)
+        report = pruned(root, 2)
+    assert (report.deleted, report.intact.damaged) == ((), frozenset())
+    assert pruned(root, 2, intact=report.intact).intact.steps == {20, 30}
 
 
 def test_every_piece_that_is_read_is_told(root: Path) -> None:

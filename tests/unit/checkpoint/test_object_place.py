@@ -355,6 +355,19 @@ def test_a_version_is_superseded_by_one_that_was_read_back(url: str) -> None:
     assert len(list(published_paths(place.root, PREFIX))) == 3
 
 
+def test_what_is_known_of_a_version_says_nothing_of_another(url: str) -> None:
+    place = begin(url)
+    for step in (10, 20, 30):
+        save_at(place, step)
+    known = place.prune(PREFIX, KEEP_TWO).intact
+    assert known.steps == {20, 30}
+    save_at(place, 30, value=5)
+    flip(next(iter(published_paths(place.root, PREFIX))) / "shard-00000.bin")
+    report = place.prune(PREFIX, KEEP_TWO, intact=known)
+    assert report.intact.steps == {20}
+    assert len(list(published_paths(place.root, PREFIX))) == 3  # both of step 30
+
+
 def test_the_newest_intact_version_of_a_step_supersedes_the_others(url: str) -> None:
     place = begin(url)
     versions = [save_at(place, 10, value=value) for value in (1, 2, 3)]

@@ -25,10 +25,13 @@ from hetero_fw.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
+from hetero_fw.checkpoint.executor import ThreadExecutor
 from hetero_fw.checkpoint.manifest import FileEntry
 from hetero_fw.checkpoint.place import DirectoryPlace
 from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always
+from hetero_fw.checkpoint.save_tasks import OnProgress
 from hetero_fw.checkpoint.shard_file import FileHash, write_shard
+from hetero_fw.checkpoint.storage import StorageHangs
 from hetero_fw.checkpoint.writer import TierWriter
 from hetero_fw.policies import RetentionRule
 from tests.unit.checkpoint.examples import (
@@ -544,3 +547,49 @@ def test_a_save_whose_writer_breaks_does_not_stay_under_way(
     assert failed["reason"] == outcome.reason
     assert not saver.is_busy()
     assert save(saver, 2, weights(2)).ok
+
+
+def test_threads_take_turns_at_the_storage() -> None:
+    executor = ThreadExecutor()
+    at_work: list[int] = []
+    most: list[int] = []
+
+    def task(content: memoryview, on_progress: OnProgress) -> None:
+        at_work.append(1)
+        most.append(len(at_work))
+        time.sleep(0.05)
+        at_work.pop()
+
+    def run() -> None:
+        executor.run(task, deadline_s=time.monotonic() + WAIT_S)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+    held = threading.Event()
+
+    def hold(content: memoryview, on_progress: OnProgress) -> None:
+        held.wait(WAIT_S)
+
+    holder = threading.Thread(
+        target=lambda: executor.run(hold, deadline_s=time.monotonic() + WAIT_S)
+    )
+    holder.start()
+    time.sleep(0.05)
+    with pytest.raises(StorageHangs, match="still holds an earlier task"):
+        executor.run(task, deadline_s=time.monotonic() + 0.1)
+    held.set()
+    holder.join()
+
+
+def test_a_failed_save_is_told_before_its_verdict(tmp_path: Path) -> None:
+    events: Events = []
+    saver = make_saver(tmp_path, events)
+    shutil.rmtree(claimed(tmp_path).staging)
+    handle = saver.save(1, weights(1), {}, reason="test")
+    assert handle.wait_for_verdict(WAIT_S)
+    assert [name for name, _, _ in events if name == "checkpoint_failed"]
