@@ -105,8 +105,8 @@ def longest_save_s(ckpt: DictConfig) -> float:
     """Seconds after which every save has its verdict in every tier, whatever hung.
 
     Of each tier: the verdict comes within 4/3 of `ckpt.timeout_s`, an upload may have to wait as
-    long for the one before it, and clearing up ends within the rest. Retention takes about 1 more;
-    where a file takes longer to read back, it is cut off there, and older checkpoints stay.
+    long for the one before it, and clearing up ends within the rest. Retention that
+    takes longer is cut off there, and older checkpoints stay.
     """
     num_tiers = 1 if ckpt.tiers.local is None else 2
     return float(4.0 * num_tiers * ckpt.timeout_s)

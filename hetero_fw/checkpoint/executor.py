@@ -65,16 +65,20 @@ class Executor(Protocol):
 
 
 @contextmanager
-def taking_turn(turn: threading.Lock | threading.RLock, deadline_s: float) -> Iterator[None]:
-    """Hold `turn`, which has to be free by `deadline_s`.
+def taking_turn(
+    turn: threading.Lock | threading.RLock, deadline_s: float, patience_s: float | None
+) -> Iterator[float]:
+    """Hold `turn`, which has to be free by `deadline_s`; the deadline of what is done in it.
+
+    Where there is patience, what it waited for its turn says nothing of the storage.
 
     Raises:
-        StorageHangs: it was not.
+        StorageHangs: it was not free.
     """
     if not turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
         raise StorageHangs("the storage still holds an earlier task")
     try:
-        yield
+        yield max(deadline_s, time.monotonic() + (patience_s or 0.0))
     finally:
         turn.release()
 
@@ -102,10 +106,8 @@ class ThreadExecutor:
         on_progress: OnProgress = no_progress,
         patience_s: float | None = None,
     ) -> T:
-        with taking_turn(self._turn, deadline_s):
-            # What it waited for its turn says nothing of the storage.
-            deadline_s = max(deadline_s, time.monotonic() + (patience_s or 0.0))
-            return self._run(task, deadline_s, on_progress, patience_s)
+        with taking_turn(self._turn, deadline_s, patience_s) as own_deadline_s:
+            return self._run(task, own_deadline_s, on_progress, patience_s)
 
     def _run(
         self, task: Task[T], deadline_s: float, on_progress: OnProgress, patience_s: float | None

@@ -47,9 +47,7 @@ class Route:
         except RuntimeError as error:  # there is no room for one more
             if job.has_staging:
                 self._stager.release()
-            for writer, handle in targets:
-                writer.tell_failure(job.spec.step, str(error))
-                handle.fail(writer.tier, str(error))
+            _fail_undecided(targets, str(error))
 
     def run(self, job: SaveJob, rest: Rest | None, targets: Sequence[Target]) -> None:
         """Bring the job to all its targets and set their handles, whatever happens."""
@@ -77,10 +75,7 @@ class Route:
             if holds_staging:
                 self._stager.release()
             # No save stays under way for ever because the one to a nearer tier broke.
-            for writer, handle in targets:
-                if not handle.is_decided:
-                    writer.tell_failure(job.spec.step, problem)
-                    handle.fail(writer.tier, problem)
+            _fail_undecided(targets, problem)
 
     def _upload(self, writer: TierWriter, job: SaveJob) -> None:
         has_turn = self._turn.acquire(timeout=VERDICT_GRACE * self._timeout_s)
@@ -99,6 +94,13 @@ class Route:
             writer.run(job, is_foreground=self._is_foreground, on_verdict=pass_on)
         finally:
             pass_on()
+
+
+def _fail_undecided(targets: Sequence[Target], problem: str) -> None:
+    for writer, handle in targets:
+        if not handle.is_decided:
+            writer.tell_failure(handle.step, problem)
+            handle.fail(writer.tier, problem)
 
 
 def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:

@@ -132,13 +132,6 @@ class FileHash:
         return self._hasher.hexdigest()
 
 
-def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
-    """Size and hash of the file `path`; raises as `FileHash.read_on` does."""
-    found = FileHash(path, algorithm)
-    found.read_on()
-    return found.size, found.hexdigest()
-
-
 def _local_pieces(path: Path, start: int) -> Iterator[memoryview]:
     """The content from byte `start`, in order; each piece is valid until the next."""
     scratch = bytearray(PIECE_BYTES)

@@ -82,13 +82,11 @@ class WriterProcess:
         on_progress: OnProgress = no_progress,
         patience_s: float | None = None,
     ) -> T:
-        with taking_turn(self._lock, deadline_s):
-            # What it waited for its turn says nothing of the storage.
-            deadline_s = max(deadline_s, time.monotonic() + (patience_s or 0.0))
+        with taking_turn(self._lock, deadline_s, patience_s) as own_deadline_s:
             try:
                 self._ensure()
-                self._send(task, deadline_s)
-                result: T = self._receive(deadline_s, on_progress, patience_s)
+                self._send(task, own_deadline_s)
+                result: T = self._receive(own_deadline_s, on_progress, patience_s)
             except (EOFError, ConnectionError) as error:
                 raise CheckpointError(self._bury()) from error
         return result

@@ -13,10 +13,16 @@ import pytest
 from fsspec.spec import AbstractBufferedFile
 from upath import UPath
 
-from hetero_fw.checkpoint import StorageError, is_object_store, open_root, scheme_of
+from hetero_fw.checkpoint import (
+    StorageError,
+    StoragePath,
+    is_object_store,
+    open_root,
+    scheme_of,
+)
 from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest
 from hetero_fw.checkpoint.object_store import ObjectStore
-from hetero_fw.checkpoint.shard_file import hash_file
+from hetero_fw.checkpoint.shard_file import FileHash
 from hetero_fw.checkpoint.storage import describe_error, read_bytes, storage_errors
 from hetero_fw.errors import ConfigError
 
@@ -139,6 +145,13 @@ def test_values_of_options_do_not_show_in_errors() -> None:
     )
     hidden = {"endpoint_url": "http://me:pw@host:9000"}
     assert describe_error(OSError("http://me:pw@host:9000 is away"), hidden) == "*** is away"
+
+
+def hash_file(path: StoragePath, algorithm: HashAlgorithm) -> tuple[int, str]:
+    """Size and hash."""
+    found = FileHash(path, algorithm)
+    assert found.read_on()
+    return found.size, found.hexdigest()
 
 
 @pytest.mark.parametrize("algorithm", HashAlgorithm)
