@@ -125,14 +125,18 @@ def flatten_training_state(
     return LiveState(module, optimizer).flatten()
 
 
-def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def model_tensors(module: nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers.
+
+    Args:
+        module: sharded or not.
+        keep_vars: as of `state_dict`: the parameters themselves, not what shares their values.
 
     Raises:
         CheckpointError: the module keeps state that is no tensor.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for fqn, value in module.state_dict().items():
+    for fqn, value in module.state_dict(keep_vars=keep_vars).items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{fqn} of the module is no tensor ({type(value).__name__}); "

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hetero_fw.checkpoint.finiteness import Flaw, flaw_of
-from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn
+from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn, model_tensors
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
 from hetero_fw.checkpoint.storage import StoragePath
@@ -92,6 +93,9 @@ def import_weights(source: Path, out: Path, like: Manifest | None = None) -> int
 def load_weights(module: nn.Module, path: Path) -> None:
     """Fill parameters and buffers of `module` from `path`, all of them and nothing else.
 
+    A tensor that the module has under several names (tied weights) may be there under one of them
+    alone, as other programs write it.
+
     Args:
         module: not sharded yet.
         path: a safetensors file, or a `state_dict` written by `torch.save`, alone or under the
@@ -99,7 +103,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
     Raises:
         CheckpointError: it cannot be read, holds more than tensors, or its names or sizes are not
-            those of the module, or a value is not finite; `module` is then unchanged.
+            those of the module, or a value is not finite, or one tensor of the module has two
+            values; or the module keeps state that is no tensor; `module` is then unchanged.
     """
     saved = {canonical_fqn(name): tensor for name, tensor in read_weights(path).items()}
     own = _state_of(module)
@@ -107,6 +112,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     parameters = _parameters_of(module)
     for name, tensor in saved.items():
         _check_finite(path, name, tensor, own[name].dtype, allows_infinity=name not in parameters)
+    _check_ties(path, saved, own)
     with torch.no_grad():
         for name, tensor in saved.items():
             own[name].copy_(tensor)
@@ -125,23 +131,49 @@ def check_weights_file(path: Path, module: nn.Module | None = None) -> None:
 
     Raises:
         CheckpointError: it is no file of weights, it is cut short or cannot be read, it does not
-            fit the module, or a tensor is no plain one or not finite; names that.
+            fit the module, or a tensor is no plain one or not finite, or tied weights differ;
+            names that.
     """
     path = Path(path)
     own = {} if module is None else _state_of(module)
     parameters = set() if module is None else _parameters_of(module)
+    tied = {name for names in _ties(own) for name in names}
     saved: dict[str, torch.Tensor] = {}
     for full_name, tensor in _each_tensor(path):
         name = canonical_fqn(full_name)
         dtype = own[name].dtype if name in own else torch.float32
         _check_finite(path, full_name, tensor, dtype, allows_infinity=name not in parameters)
-        saved[name] = torch.empty_like(tensor, device="meta")
+        saved[name] = tensor if name in tied else torch.empty_like(tensor, device="meta")
     if module is not None:
         _check_fit(saved, own, _no_fit(path))
+        _check_ties(path, saved, own)
 
 
 def _state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {canonical_fqn(name): tensor for name, tensor in module.state_dict().items()}
+    # The tensors themselves: on the meta device nothing else tells which of them are tied.
+    state = model_tensors(module, keep_vars=True)
+    return {name.removeprefix(MODEL_PREFIX): tensor for name, tensor in state.items()}
+
+
+def _ties(own: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """The names of each tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault(id(tensor), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _check_ties(
+    path: Path, saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise if a tensor that the module has under several names would get several values."""
+    for names in _ties(own):
+        values = {name: saved[name].to(own[name].dtype) for name in names if name in saved}
+        for first, other in pairwise(values):
+            if not torch.equal(values[first], values[other]):
+                raise CheckpointError(
+                    f"{_no_fit(path)}: {first} and {other} are one tensor there, but differ"
+                )
 
 
 def _parameters_of(module: nn.Module) -> set[str]:
@@ -255,7 +287,10 @@ def _check_fit(
 def _misfits(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> Iterator[str]:
     for name in sorted(saved.keys() - own.keys()):
         yield f"the module has no {name}.{did_you_mean(name, own)}".removesuffix(".")
+    filled = {id(own[name]) for name in saved.keys() & own.keys()}
     for name in sorted(own.keys() - saved.keys()):
+        if id(own[name]) in filled:
+            continue
         if is_lazy(own[name]) or own[name].numel() > 0:  # a checkpoint holds no empty tensors
             yield f"{name} is missing"
     for name in sorted(saved.keys() & own.keys()):

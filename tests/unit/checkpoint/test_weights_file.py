@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from hetero_fw.checkpoint import (
     LiveState,
@@ -177,6 +177,66 @@ def test_tied_weights_views_and_wrapped_names_can_be_imported(tmp_path: Path) ->
     loaded = load_file(out)
     assert sorted(loaded) == ["first", "second", "third"]
     assert torch.equal(loaded["third"], tied.T)
+
+
+class Tied(torch.nn.Module):
+    """As a language model whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.norm = torch.nn.LayerNorm(3)
+        self.out = torch.nn.Linear(3, 5, bias=False)
+        self.out.weight = self.embedding.weight
+
+
+def test_tied_weights_may_be_there_under_one_name(tmp_path: Path) -> None:
+    module = Tied()
+    save_model(module, str(tmp_path / "one"))
+    assert len(load_file(tmp_path / "one")) == len(module.state_dict()) - 1
+    import_weights(tmp_path / "one", tmp_path / "imported")
+    for path in (tmp_path / "one", tmp_path / "imported"):
+        with torch.device("meta"):
+            check_weights_file(path, Tied())
+        fresh = Tied()
+        load_weights(fresh, path)
+        assert same(fresh, module)
+        assert fresh.out.weight is fresh.embedding.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tied_weights_have_one_value(tmp_path: Path, dtype: torch.dtype) -> None:
+    content = {name: tensor.clone() for name, tensor in Tied().state_dict().items()}
+    content["out.weight"] = content["out.weight"].to(dtype)
+    torch.save(content, tmp_path / "weights.pt")
+    check_weights_file(tmp_path / "weights.pt", Tied())
+    content["out.weight"][4, 2] += 1
+    torch.save(content, tmp_path / "weights.pt")
+    differ = "embedding.weight and out.weight are one tensor there, but differ"
+    with pytest.raises(CheckpointError, match=differ), torch.device("meta"):
+        check_weights_file(tmp_path / "weights.pt", Tied())
+    module = Tied()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match=differ):
+        load_weights(module, tmp_path / "weights.pt")
+    assert all(torch.equal(before[name], now) for name, now in module.state_dict().items())
+    del content["embedding.weight"], content["out.weight"]
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match=r"embedding.weight is missing; out"):
+        load_weights(module, tmp_path / "weights.pt")
+
+
+class WithExtraState(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+
+def test_state_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(torch.nn.Linear(2, 2).state_dict(), path)
+    for look in (check_weights_file, lambda path, module: load_weights(module, path)):
+        with pytest.raises(CheckpointError, match="_extra_state of the module is no tensor"):
+            look(path, WithExtraState(2, 2))
 
 
 def test_a_checkpoint_of_lightning_can_be_imported(tmp_path: Path) -> None:
