@@ -100,12 +100,12 @@ def publish(
     try:
         temporary.rename(final)
         try:
-            on_point(SavePoint.PUBLISHED)
             sync_directory(final.parent)
-        except OSError:
+            on_point(SavePoint.PUBLISHED)
+        except Exception:  # also of one that was given up while the file system hung
             final.rename(temporary)  # a save that is reported as failed must not exist
             raise
-    except OSError:
+    except Exception:
         if has_predecessor:
             with suppress(OSError):  # the next attempt puts it back, or did so already
                 aside.rename(final)

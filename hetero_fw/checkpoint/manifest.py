@@ -132,6 +132,11 @@ class Manifest:
         """Bytes of all shard files."""
         return sum(file.size for file in self.files)
 
+    def is_of_same_save(self, other: Manifest) -> bool:
+        """Whether both are of one save, in the same place or in several."""
+        mine = (self.attempt, self.step, self.created_time_s)
+        return mine == (other.attempt, other.step, other.created_time_s)
+
     def to_json(self) -> str:
         """Text of `manifest.json`, with its own hash."""
         payload = {"format": FORMAT, **asdict(self)}

@@ -115,14 +115,3 @@ class TakeCopies:
         return ReplicaAddress(
             node=self.place.node, host=self.host, port=server.port, secret=server.secret
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Withdraw:
-    """Unpublish a checkpoint that another node could not publish."""
-
-    place: NodePlace
-    spec: SaveSpec
-
-    def __call__(self, content: memoryview, on_progress: OnProgress) -> None:
-        self.place.withdraw(self.spec)

@@ -221,17 +221,21 @@ class ObjectPlace:
         self._refuse_if_fenced(store)
         save.on_point(SavePoint.PUBLISHED)
 
-    def discard(self, save: Save, file_name: str) -> None:
-        """Every rank, when a save failed: remove its part, as far as the storage allows.
+    def withdraw(self, save: Save, manifest: Manifest) -> None:
+        """Remove the manifest: the request that put it may have succeeded unheard.
 
-        The manifest goes as well, because the request that put it may have succeeded unheard. If
-        it arrives even later, it names a shard that is not there and does not count as intact.
+        If it arrives even later, it names a shard that is not there and does not count as intact.
         """
+        store = ObjectStore(self.root)
+        self._refuse_if_fenced(store)
+        store.delete([f"{self._version_name(save)}/{MANIFEST_NAME}"])
+
+    def discard(self, save: Save, file_name: str) -> None:
+        """Every rank, when a save failed: remove its part, as far as the storage allows."""
         name = self._version_name(save)
         with suppress(CheckpointError):
             store = ObjectStore(self.root)
             self._refuse_if_fenced(store)
-            store.delete([f"{name}/{MANIFEST_NAME}"])
             store.delete([f"{name}/{file_name}"])
             store.abort_uploads(lambda key: key == f"{name}/{file_name}")
             store.remove_folder(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hetero_fw.checkpoint.directories import publish, retire, sync_directory
 from hetero_fw.checkpoint.fencing import AttemptDirectories, claim_attempt, fenced_by, remake
-from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from hetero_fw.checkpoint.pruning import Decide, PruneReport, prune
 from hetero_fw.checkpoint.read_back import NOTHING_READ, GoOn, Intact, always
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
@@ -65,7 +65,15 @@ class Place(Protocol):
         """
 
     def discard(self, spec: SaveSpec, file_name: str) -> None:
-        """Every rank, when a save failed: remove its part. Never raises."""
+        """Every rank, when a save failed: remove its part, unless published. Never raises."""
+
+    def withdraw(self, spec: SaveSpec, manifest: Manifest) -> None:
+        """Whoever has published a save that failed: make it exist no more, if it does.
+
+        Raises:
+            OSError: the storage refuses it.
+            CheckpointError: it does not tell what is there.
+        """
 
     def prune(
         self,
@@ -158,13 +166,11 @@ class DirectoryPlace:
             on_point=spec.on_point,
         )
 
-    def withdraw(self, spec: SaveSpec) -> None:
-        """Unpublish what `publish_directory` published.
-
-        Raises:
-            OSError: it is still there.
-        """
-        retire(self.location(spec), into=self.directories.retired, token=secrets.token_hex(4))
+    def withdraw(self, spec: SaveSpec, manifest: Manifest) -> None:
+        path = self.location(spec)
+        # The step may be there from an earlier save, which this one was to replace.
+        if path.exists() and read_manifest(path).is_of_same_save(manifest):
+            retire(path, into=self.directories.retired, token=secrets.token_hex(4))
 
     def discard(self, spec: SaveSpec, file_name: str) -> None:
         temporary = self.unpublished(spec)

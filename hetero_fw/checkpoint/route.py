@@ -117,5 +117,6 @@ def _upload_of(job: SaveJob, handle: SaveHandle, local: SaveOutcome) -> SaveJob:
         started_at_s=job.started_at_s,
         error=job.error,
         source=source,
+        expected=None if source is None else job.written,
         retires=job.retires,
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero_fw.checkpoint.commit import SaveSpec
+from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.save_handle import SaveHandle
+from hetero_fw.checkpoint.shard_file import WrittenShard
 from hetero_fw.checkpoint.shard_layout import SaveLayout
 
 
@@ -25,7 +27,10 @@ class SaveJob:
         is_staged: set when `staged_at_s` and `error` are final.
         error: why this rank cannot take part, None if it can.
         has_staging: whether the staging memory is this save's.
+        written: this rank's part, once it is on the storage.
         source: file with the bytes; None: the staging memory.
+        expected: what that file has to hold.
+        manifest: what this rank has begun to publish.
         num_bytes_done: of this rank's part.
         storage_hangs: whether clearing up would hang as well.
         retires: whether older checkpoints go once it is published.
@@ -45,7 +50,10 @@ class SaveJob:
     is_staged: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
     has_staging: bool = False
+    written: WrittenShard | None = None
     source: Path | None = None
+    expected: WrittenShard | None = None
+    manifest: Manifest | None = None
     num_bytes_done: int = 0
     storage_hangs: bool = False
     retires: bool = True

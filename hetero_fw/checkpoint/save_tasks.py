@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class WritePart:
 
     Attributes:
         source: file with the bytes; None: they are in the staging memory.
+        expected: what the file in `source` was when it was written.
         may_be_infinite: as `first_non_finite` takes it; None: the bytes were checked before.
         time_left_s: when to stop trying again.
     """
@@ -40,6 +42,7 @@ class WritePart:
     spec: SaveSpec
     layout: ShardLayout
     source: Path | None = None
+    expected: WrittenShard | None = None
     may_be_infinite: frozenset[str] | None = None
     time_left_s: float = 0.0
 
@@ -47,9 +50,9 @@ class WritePart:
         """Returns what was written.
 
         Raises:
-            CheckpointError: a value is not finite, or the storage refuses it.
+            CheckpointError: a value is not finite, `source` has changed, or the storage refuses it.
         """
-        with _bytes_of(self.source, content) as source:
+        with _bytes_of(self.source, self.layout.size, content) as source:
             if self.may_be_infinite is not None:
                 culprit = first_non_finite(source, self.layout, self.may_be_infinite)
                 if culprit is not None:
@@ -61,12 +64,15 @@ class WritePart:
                 spec = replace(self.spec, on_point=on_point)
                 return self.place.write_shard(spec, source, self.layout)
 
-            return retry_storage(
+            written = retry_storage(
                 write,
                 time_left_s=self.time_left_s,
                 needed_bytes=self.layout.size,
                 free_bytes=self.place.free_bytes,
             )
+        if self.expected not in (None, written):
+            raise CheckpointError(f"{self.source}: is damaged; it does not hold what was written")
+        return written
 
 
 class _Counting:
@@ -114,14 +120,23 @@ class Publish:
 
 @dataclass(frozen=True, kw_only=True)
 class Discard:
-    """Remove this rank's part of a save that failed."""
+    """Remove this rank's part of a save that failed.
+
+    Attributes:
+        manifest: what this rank has begun to publish. It may be there, whatever was said of it.
+    """
 
     place: Place
     spec: SaveSpec
     file_name: str
+    manifest: Manifest | None = None
 
     def __call__(self, content: memoryview, on_progress: OnProgress) -> None:
-        self.place.discard(self.spec, self.file_name)
+        try:
+            if self.manifest is not None:
+                self.place.withdraw(self.spec, self.manifest)
+        finally:
+            self.place.discard(self.spec, self.file_name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +200,13 @@ class Remake:
 
 
 @contextmanager
-def _bytes_of(source: Path | None, content: memoryview) -> Iterator[memoryview]:
-    if source is None or source.stat().st_size == 0:
+def _bytes_of(source: Path | None, size: int, content: memoryview) -> Iterator[memoryview]:
+    if source is None or size == 0:
         yield content
         return
     with source.open("rb") as file:
+        if (found := os.fstat(file.fileno()).st_size) != size:
+            raise CheckpointError(f"{source}: is damaged; {found} of {size} bytes are there")
         # A private copy on write: PyTorch wants memory that it could write to.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     yield memoryview(mapped)

@@ -130,6 +130,11 @@ class VerdictBoard:
             raise CheckpointError("no verdict from rank 0 in time")
         return Verdict.from_json(self._store.get(key))
 
+    def verdict(self, save: str) -> Verdict | None:
+        """Rank 0's verdict, if it is there: until every rank has taken part in a later save."""
+        key = _verdict_key(save)
+        return Verdict.from_json(self._store.get(key)) if self._store.has([key]) else None
+
     def tell(self, save: str, topic: str, text: str) -> None:
         """Leave word for other ranks about a save."""
         self._store.set(_topic_key(save, topic), text)

@@ -13,7 +13,7 @@ from typing import Any
 from hetero_fw.checkpoint.commit import build_manifest
 from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.manifest import Manifest
-from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies, Withdraw
+from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies
 from hetero_fw.checkpoint.node_roles import (
     MANIFEST_TOPIC,
     NodeRoles,
@@ -25,9 +25,10 @@ from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.retirement import Retirement
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
-from hetero_fw.checkpoint.save_tasks import Discard, FencedBy, Publish, Remake, WritePart
+from hetero_fw.checkpoint.save_tasks import FencedBy, Publish, Remake, WritePart
 from hetero_fw.checkpoint.storage import StorageHangs, StoragePath
 from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE, lacks_room
+from hetero_fw.checkpoint.unsettled import UnsettledSaves
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
@@ -87,6 +88,7 @@ class TierWriter:
         self._timeout_s = timeout_s
         self._safe = safe
         self._roles = roles
+        self._unsettled = UnsettledSaves(place=place, board=board, executor=executor)
         self._retirement = Retirement(
             place=place,
             prefix=prefix,
@@ -163,8 +165,12 @@ class TierWriter:
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
                 self.tell_failure(job.spec.step, verdict.reason)
+                if job.written is not None:
+                    # Nor does this rank know what rank 0 made of it: it may be published.
+                    self._unsettled.add(job)
+                    return verdict
         if not verdict.is_committed:
-            self._discard(job)
+            self._clear_up(job)
         return verdict
 
     def _write(self, job: SaveJob) -> ShardReport:
@@ -181,14 +187,16 @@ class TierWriter:
                 spec=job.spec,
                 layout=job.layout.own,
                 source=job.source,
+                expected=job.expected,
                 may_be_infinite=job.may_be_infinite,
                 time_left_s=deadline_s - time.monotonic(),
             )
-            shard = self.executor.run(task, deadline_s=deadline_s, on_progress=on_progress)
+            job.written = self.executor.run(task, deadline_s=deadline_s, on_progress=on_progress)
+            self._unsettled.settle(clear_up_s(self._timeout_s))
         except Exception as error:  # noqa: BLE001  # the error becomes every rank's verdict
             job.storage_hangs = isinstance(error, StorageHangs)
             return ShardReport(rank=self._rank, error=str(error) or repr(error))
-        return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=shard)
+        return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=job.written)
 
     def _place_of(self, job: SaveJob, deadline_s: float) -> Place:
         """Where this rank's part goes: for node directories with the addresses of the copies."""
@@ -211,28 +219,27 @@ class TierWriter:
         token = job.spec.token
         deadline_s = job.staged_at_s + VERDICT_GRACE * self._timeout_s
         is_leader = self._roles is not None and self._rank in self._roles.leaders
-        has_published = is_leader and self._publish_here(job, deadline_s)
+        if is_leader:
+            self._publish_here(job, deadline_s)
         verdict = self._board.await_verdict(token, deadline_s)
-        if has_published and not verdict.is_committed:
-            self._withdraw(job)
         if is_leader and verdict.is_committed:
             self._retire(job)
         return verdict
 
-    def _publish_here(self, job: SaveJob, deadline_s: float) -> bool:
-        """Publish this node's part of the checkpoint and tell rank 0; whether it is published."""
+    def _publish_here(self, job: SaveJob, deadline_s: float) -> None:
+        """Publish this node's part of the checkpoint and tell rank 0."""
         token = job.spec.token
         try:
             manifest = Manifest.from_json(self._board.hear(token, MANIFEST_TOPIC, deadline_s))
         except CheckpointError:
-            return False  # the save has failed; the verdict says why
+            return  # the save has failed; the verdict says why
+        problem = ""
         try:
             self._run_publish(job, manifest, deadline_s)
         except Exception as error:  # noqa: BLE001  # rank 0 waits for an answer
-            self._board.tell(token, published_topic(self._rank), str(error) or repr(error))
-            return False
-        self._board.tell(token, published_topic(self._rank), "")
-        return True
+            job.storage_hangs |= isinstance(error, StorageHangs)
+            problem = str(error) or repr(error)
+        self._board.tell(token, published_topic(self._rank), problem)
 
     def _publish(self, job: SaveJob, manifest: Manifest) -> None:
         """Rank 0: make the checkpoint exist in every place of the tier."""
@@ -241,16 +248,13 @@ class TierWriter:
         if others:
             self._board.tell(job.spec.token, MANIFEST_TOPIC, manifest.to_json())
         self._run_publish(job, manifest, deadline_s)
-        try:
-            for rank in others:
-                problem = self._board.hear(job.spec.token, published_topic(rank), deadline_s)
-                if problem:
-                    raise CheckpointError(f"rank {rank}: {problem}")
-        except CheckpointError:
-            self._withdraw(job)
-            raise
+        for rank in others:
+            problem = self._board.hear(job.spec.token, published_topic(rank), deadline_s)
+            if problem:
+                raise CheckpointError(f"rank {rank}: {problem}")
 
     def _run_publish(self, job: SaveJob, manifest: Manifest, deadline_s: float) -> None:
+        job.manifest = manifest
         task = Publish(
             place=self._place,
             spec=job.spec,
@@ -258,14 +262,6 @@ class TierWriter:
             time_left_s=deadline_s - time.monotonic(),
         )
         self.executor.run(task, deadline_s=deadline_s)
-
-    def _withdraw(self, job: SaveJob) -> None:
-        assert isinstance(self._place, NodePlace)
-        task = Withdraw(place=self._place, spec=job.spec)
-        try:
-            self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
-        except Exception as error:  # noqa: BLE001  # the verdict stands
-            logger.warning("step %d was not withdrawn: %s", job.spec.step, error)
 
     def _decide(self, job: SaveJob) -> Verdict:
         """Rank 0: publish if every rank has written its shard, and tell everybody."""
@@ -339,14 +335,15 @@ class TierWriter:
             + self._safe.tell(is_place_gone=PLACE_IS_GONE in reason),
         )
 
-    def _discard(self, job: SaveJob) -> None:
+    def _clear_up(self, job: SaveJob) -> None:
+        """Make a save that failed be gone, now or once the storage is well."""
         if job.storage_hangs:
+            self._unsettled.add(job)
             return
-        task = Discard(place=self._place, spec=job.spec, file_name=job.layout.own.file_name)
         try:
-            self.executor.run(task, deadline_s=time.monotonic() + clear_up_s(self._timeout_s))
-        except Exception:  # noqa: BLE001  # the next attempt removes what is left
-            return
+            self._unsettled.clear_up(job, time.monotonic() + clear_up_s(self._timeout_s))
+        except Exception:  # noqa: BLE001  # the verdict stands
+            self._unsettled.add(job)
 
     def _retire(self, job: SaveJob) -> None:
         """Delete what a new checkpoint replaces."""
