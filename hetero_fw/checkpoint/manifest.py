@@ -156,9 +156,9 @@ class Manifest:
         payload = _verified_payload(text)
         try:
             manifest = _from_payload(payload)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _check_consistency(manifest)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(f"the manifest lacks or garbles a field: {error!r}") from error
-        _check_consistency(manifest)
         return manifest
 
 
@@ -182,7 +182,10 @@ def read_manifest(path: StoragePath) -> Manifest:
 
 
 def _payload_hash(payload: Mapping[str, Any]) -> str:
-    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    try:
+        canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:  # the reader takes what nests a little deeper
+        raise CheckpointError(f"not valid JSON ({error})") from error
     return hexdigest(OWN_HASH, canonical.encode())
 
 

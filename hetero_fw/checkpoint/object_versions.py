@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hetero_fw.checkpoint.directories import parse_name
-from hetero_fw.checkpoint.manifest import MANIFEST_NAME, Manifest
+from hetero_fw.checkpoint.hashing import hexdigest
+from hetero_fw.checkpoint.manifest import MANIFEST_NAME, OWN_HASH, Manifest
 from hetero_fw.checkpoint.object_store import ObjectStore, StoredObject
 from hetero_fw.checkpoint.storage import StorageError
 from hetero_fw.errors import CheckpointError
@@ -169,23 +170,32 @@ def take_snapshot(store: ObjectStore) -> Snapshot:
 
 
 def record_text(names: list[str]) -> str:
-    """The content of a record."""
-    return json.dumps({"accepts": sorted(names)}, indent=1)
+    """The content of a record, with a hash of itself."""
+    accepted = sorted(names)
+    return json.dumps({"accepts": accepted, OWN_HASH.value: _record_hash(accepted)}, indent=1)
 
 
 def parse_record(content: bytes, key: str) -> frozenset[str]:
     """The names in the content of a record.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: it is none, or was changed.
     """
     try:
-        return frozenset(map(str, json.loads(content)["accepts"]))
-    except (ValueError, KeyError, TypeError) as error:
+        record = json.loads(content)
+        # A name that is garbled would make a checkpoint be none, and be deleted.
+        if record[OWN_HASH.value] != _record_hash(record["accepts"]):
+            raise ValueError("it does not match its own hash")
+        return frozenset(record["accepts"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{key} is not a list of accepted checkpoints ({error}); without it nobody can tell "
             "which checkpoints of older attempts count. Delete it to accept all of them."
         ) from error
+
+
+def _record_hash(accepted: list[str]) -> str:
+    return hexdigest(OWN_HASH, json.dumps(accepted).encode())
 
 
 def _versions(objects: Mapping[str, StoredObject]) -> Iterator[Version]:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from hetero_fw.checkpoint import (
     AttemptDirectories,
@@ -31,6 +32,8 @@ from hetero_fw.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
+from hetero_fw.checkpoint.executor import ThreadExecutor
+from hetero_fw.checkpoint.save_tasks import WritePart
 from hetero_fw.policies import ReplicaNode, RetentionRule, Tier, plan_replicas
 from hetero_fw.recovery import die_with_parent
 from hetero_fw.recovery.store import LOOPBACK
@@ -218,6 +221,65 @@ def test_what_fails_on_one_node_exists_on_none(tmp_path: Path, victim: int, poin
         root = tmp_path / "nodes" / node
         assert published(root) == ["hetero_ckpt-step-00000001", "hetero_ckpt-step-00000003"]
         assert list((root / ".staging-1").iterdir()) == []
+
+
+class Rotting(ThreadExecutor):
+    """A node's file of step 2 is damaged by `damage` before it is taken to the storage."""
+
+    def __init__(self, damage: Callable[[Path], None]) -> None:
+        super().__init__()
+        self._damage = damage
+
+    @override
+    def run(self, task: Any, **options: Any) -> Any:
+        if isinstance(task, WritePart) and task.source is not None and task.spec.step == 2:
+            self._damage(task.source)
+        return super().run(task, **options)
+
+
+def flip_bytes(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def upload_damaged(
+    rank: int, group: dist.ProcessGroup, root: str, damage: Callable[[Path], None]
+) -> Any:
+    executor = Rotting(damage) if rank == 1 else ThreadExecutor()
+    saver = make_saver(Path(root), rank, group, Layout(nodes=("a", "b")), executor=executor)
+    found = []
+    for step in (1, 2, 3):
+        saver.save(step, tensors_of(rank, step), {}, reason="test", tiers=BOTH)
+        found.append({tier: (o.ok, o.reason) for tier, o in finished(saver).items()})
+        dist.barrier(group)
+    saver.close(WAIT_S)
+    return found
+
+
+@pytest.mark.parametrize("damage", [flip_bytes, cut_short, empty])
+def test_a_nodes_file_that_is_damaged_is_not_uploaded(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    for first, second, third in run_ranks(upload_damaged, 2, str(tmp_path), damage):
+        ok = (True, "test")
+        assert first == third == {LOCAL: ok, STORAGE: ok}
+        assert second[LOCAL] == ok
+        assert not second[STORAGE][0]
+        assert "step-00000002/shard-00001.bin: is damaged" in second[STORAGE][1]
+    storage = tmp_path / "storage"
+    assert published(storage) == ["hetero_ckpt-step-00000001", "hetero_ckpt-step-00000003"]
+    for name in published(storage):
+        verify_checkpoint(storage / name)
+    assert list((storage / ".staging-1").iterdir()) == []
 
 
 def kill_receiver(rank: int, group: dist.ProcessGroup, root: str) -> Any:

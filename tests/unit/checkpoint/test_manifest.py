@@ -176,6 +176,31 @@ def test_a_chunk_outside_its_tensor_or_file_is_refused(changes: dict[str, object
         Manifest.from_json(with_chunk(**changes).to_json())
 
 
+@pytest.mark.parametrize("key", ["step", "attempt", "world_size"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), None, "x", [1]])
+def test_a_number_that_is_none_is_refused(key: str, value: object) -> None:
+    text = with_own_hash({**payload_of(manifest().to_json()), key: value})
+    with pytest.raises(CheckpointError, match="lacks or garbles a field"):
+        Manifest.from_json(text)
+
+
+def test_an_infinite_size_is_refused() -> None:
+    for changed in (
+        manifest(files=(FileEntry(name="shard-00000.bin", size=float("inf"), digest="f"),)),  # type: ignore[arg-type]
+        manifest(tensors={"w": TensorEntry(size=(float("inf"),), dtype="float32", chunks=())}),  # type: ignore[arg-type]
+        with_chunk(byte_offset=float("inf")),
+    ):
+        with pytest.raises(CheckpointError, match="lacks or garbles a field"):
+            Manifest.from_json(changed.to_json())
+
+
+def test_what_nests_too_deep_is_refused() -> None:
+    for depth in range(100, 1200, 3):
+        text = f'{{"format": "hetero_fw.checkpoint", "state": {"[" * depth}{"]" * depth}}}'
+        with pytest.raises(CheckpointError):
+            Manifest.from_json(text)
+
+
 def test_a_tensor_with_a_hole_is_refused() -> None:
     tensors = {"model.w": TensorEntry(size=(3, 3), dtype="float32", chunks=(chunk(),))}
     with pytest.raises(CheckpointError, match=r"chunks of tensor model\.w do not cover"):

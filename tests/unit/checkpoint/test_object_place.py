@@ -403,11 +403,33 @@ def test_checkpoints_that_were_copied_there_count(url: str) -> None:
     assert [path.name == save.name for path in published_paths(root, PREFIX)] == [False, True]
 
 
-def test_a_garbled_record_is_told_and_not_guessed_at(url: str) -> None:
+@pytest.mark.parametrize("content", [b"[]", b'{"accepts": []}', b'{"accepts": "abc"}', b"[" * 9999])
+def test_a_garbled_record_is_told_and_not_guessed_at(url: str, content: bytes) -> None:
     place = begin(url)
-    (place.root / record_key(0)).write_bytes(b"[]")
+    (place.root / record_key(0)).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"000000\.accepts\.json is not a list"):
         steps(place)
+
+
+def test_no_bit_of_a_record_can_flip_unseen(url: str) -> None:
+    place = begin(url)
+    save = save_at(place, 10)
+    second = begin(url, 1)
+    record = place.root / record_key(1)
+    sound = record.read_bytes()
+    assert save.token.encode() in sound
+    for bit in range(0, 8 * len(sound), 7):
+        garbled = bytearray(sound)
+        garbled[bit // 8] ^= 1 << bit % 8
+        record.write_bytes(bytes(garbled))
+        try:
+            assert steps(second) == [10]  # a blank between two names, say
+        except CheckpointError:
+            with pytest.raises(CheckpointError):
+                begin(url, 2)  # deletes nothing
+            (place.root / fence_key(2)).unlink(missing_ok=True)
+    record.write_bytes(sound)
+    assert steps(begin(url, 3)) == [10]
 
 
 def test_it_is_plain_data(url: str) -> None:
