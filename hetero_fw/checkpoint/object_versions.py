@@ -184,10 +184,10 @@ def parse_record(content: bytes, key: str) -> frozenset[str]:
     try:
         record = json.loads(content)
         # A name that is garbled would make a checkpoint be none, and be deleted.
-        if record[OWN_HASH.value] != _record_hash(record["accepts"]):
+        if record.get(OWN_HASH.value) != _record_hash(record["accepts"]):
             raise ValueError("it does not match its own hash")
         return frozenset(record["accepts"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{key} is not a list of accepted checkpoints ({error}); without it nobody can tell "
             "which checkpoints of older attempts count. Delete it to accept all of them."

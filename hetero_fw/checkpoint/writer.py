@@ -164,9 +164,9 @@ class TierWriter:
         except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
-                self.tell_failure(job.spec.step, verdict.reason)
-                if job.written is not None:
-                    # Nor does this rank know what rank 0 made of it: it may be published.
+                unknown = "" if job.written is None else "; it may be published all the same"
+                self.tell_failure(job.spec.step, verdict.reason + unknown)
+                if unknown:
                     self._unsettled.add(job)
                     return verdict
         if not verdict.is_committed:
