@@ -15,11 +15,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetero_fw.app.schema import Callbacks, keys_of
-from hetero_fw.checkpoint import load_weights
+from hetero_fw.checkpoint import check_module, load_weights, model_tensors
 from hetero_fw.data import RankPart, build_train_loader, build_val_loader
 from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.planning import ParallelPlan
@@ -88,6 +89,29 @@ def build_without_values(cfg: DictConfig) -> pl.LightningModule | None:
             return build_module(cfg)
     except Exception:  # noqa: BLE001  # the ranks make it with values, and say what is wrong
         return None
+
+
+def check_kept(cfg: DictConfig, module: nn.Module, *, has_values: bool = True) -> list[str]:
+    """Refuse a module with state that checkpoints cannot hold, or that it does not take back.
+
+    Args:
+        has_values: it is not on the meta device, where the latter cannot be seen.
+
+    Returns:
+        names of what it adds to its `state_dict` itself; none without values.
+
+    Raises:
+        ConfigError: of the module's state.
+    """
+    if cfg.ckpt.policy == IntervalPolicy.NONE:
+        return []
+    try:
+        if has_values:
+            return check_module(module)
+        model_tensors(module)
+    except CheckpointError as error:
+        raise ConfigError(f"model.module ({cfg.model.module._target_}): {error}") from error
+    return []
 
 
 def init_weights(cfg: DictConfig, module: pl.LightningModule) -> None:

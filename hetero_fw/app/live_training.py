@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -75,14 +75,14 @@ class LiveTraining:
         loss = self._strategy.last_loss
 
         def content(reason: str) -> SaveContent:
-            tensors, values = self._flatten()
+            tensors, values = self._flatten(buffers)
             return SaveContent(
                 step=step,
-                tensors=tensors | buffers,
+                tensors=tensors,
                 state=values | state,
                 reason=reason,
                 metric=self._monitored.newest(step, logged, loss),
-                may_be_infinite=live.buffers,
+                may_be_infinite=frozenset(buffers),
                 is_unchanged=lambda: live.versions() == versions,
             )
 
@@ -93,8 +93,11 @@ class LiveTraining:
             self._lost.add(what)
             print(f"checkpoints do not keep {what}: it has no form in JSON", flush=True)
 
-    def _flatten(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        return self.live.flatten(with_optimizer=self._context.cfg.ckpt.save_optimizer_states)
+    def _flatten(
+        self, buffers: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        has_optimizer = self._context.cfg.ckpt.save_optimizer_states
+        return self.live.flatten(with_optimizer=has_optimizer, buffers=buffers)
 
     def _mark(self) -> torch.cuda.Event | None:
         device = self._context.device

@@ -18,7 +18,7 @@ from hetero_fw.app.state import restore_state
 from hetero_fw.checkpoint import (
     DamagedCheckpointError,
     FoundCheckpoint,
-    canonical_fqn,
+    misfits,
     restore_found_state,
 )
 from hetero_fw.errors import ConfigError
@@ -124,17 +124,7 @@ def _keep_metric(trainer: pl.Trainer, found: FoundCheckpoint) -> None:
 
 def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> None:
     """Refuse to continue a run with another model than it was started with."""
-    saved = {
-        name.removeprefix("model."): tuple(entry.size)
-        for name, entry in found.manifest.tensors.items()
-        if name.startswith("model.")
-    }
-    here = {canonical_fqn(name): tuple(p.shape) for name, p in module.named_parameters()}
-    changes = [
-        f"{name} is {here.get(name, 'absent')}, was {saved.get(name, 'absent')}"
-        for name in sorted(here.keys() | (saved.keys() - _buffers(module)))
-        if here.get(name) != saved.get(name)
-    ]
+    changes = misfits(module, found.manifest)
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise ConfigError(
@@ -142,8 +132,3 @@ def _check_same_model(module: pl.LightningModule, found: FoundCheckpoint) -> Non
             f"{'; '.join(changes[:3])}{more}. "
             "Choose another run_name for another model."
         )
-
-
-def _buffers(module: pl.LightningModule) -> set[str]:
-    """Names of the module's buffers, as checkpoints have them."""
-    return {canonical_fqn(name) for name, _ in module.named_buffers()}

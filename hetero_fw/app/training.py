@@ -15,6 +15,7 @@ from hetero_fw.app.build import (
     build_module,
     build_train_data,
     build_val_data,
+    check_kept,
     init_weights,
 )
 from hetero_fw.app.context import RankContext
@@ -96,6 +97,7 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
     cfg = context.cfg
     start_step = found.step if found is not None else 0
     module = build_module(cfg)
+    _tell_added(context, check_kept(cfg, module))
     if found is None:
         if context.rank == 0:
             check_space_of(cfg, context.run_dir, module)
@@ -135,6 +137,16 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
         trainer=trainer,
         start_step=start_step,
     )
+
+
+def _tell_added(context: RankContext, names: list[str]) -> None:
+    """Sums of a metric, say: ranks have different ones, and may be others after a restart."""
+    if names and context.rank == 0 and context.plan.world_size > 1:
+        print(
+            f"checkpoints hold {', '.join(names)} as rank 0 has them, "
+            "and all ranks go on with that",
+            flush=True,
+        )
 
 
 def _fit(context: RankContext, training: _Training) -> DamagedCheckpointError | None:

@@ -6,6 +6,7 @@ only then; on an object store, which cannot rename, when its manifest was put. R
 executes code: the manifest is JSON and the shards are plain bytes.
 """
 
+from hetero_fw.checkpoint.adoption import misfits
 from hetero_fw.checkpoint.catalog import (
     CheckpointInfo,
     find_restorable,
@@ -30,7 +31,6 @@ from hetero_fw.checkpoint.hashing import HashAlgorithm
 from hetero_fw.checkpoint.just_in_time import JustInTimeSave, StandingStep
 from hetero_fw.checkpoint.live_state import (
     LiveState,
-    canonical_fqn,
     flatten_training_state,
     optimizer_class,
 )
@@ -44,6 +44,7 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
+from hetero_fw.checkpoint.module_state import canonical_fqn, check_module, model_tensors
 from hetero_fw.checkpoint.newest import find_candidates, load_newest
 from hetero_fw.checkpoint.node_copies import (
     NodeCopies,
@@ -133,6 +134,7 @@ __all__ = [
     "TierRoot",
     "WriterProcess",
     "canonical_fqn",
+    "check_module",
     "check_weights_file",
     "checkpoint_path",
     "claim_attempt",
@@ -154,6 +156,8 @@ __all__ = [
     "load_checkpoint",
     "load_newest",
     "load_weights",
+    "misfits",
+    "model_tensors",
     "num_attempts",
     "open_root",
     "optimizer_class",

@@ -7,7 +7,7 @@ import xxhash
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hetero_fw.checkpoint.live_state import canonical_fqn
+from hetero_fw.checkpoint.module_state import canonical_fqn
 
 
 def weights_digest(module: nn.Module) -> str:

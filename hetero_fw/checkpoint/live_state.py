@@ -6,35 +6,26 @@ Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hetero_fw.checkpoint.adoption import BUFFERS, record_of
+from hetero_fw.checkpoint.module_state import ModuleState, canonical_fqn
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
 OPTIMIZER_CLASS = "class"
-MODEL_PREFIX = "model."
-
-# Wrappers that rename parameters without changing them.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-
-
-def canonical_fqn(fqn: str) -> str:
-    """The name of a parameter without the wrappers of compilation and recomputation."""
-    for wrapper in _WRAPPERS:
-        fqn = fqn.replace(wrapper, "")
-    return fqn
 
 
 class LiveState:
     """A training's tensors by name, looked up once and read as often as one likes.
 
-    The module is asked when this is made, between two steps: while a step computes, FSDP has other
-    tensors in the places of its parameters. The optimizer's state is read each time.
+    The module is asked for its parameters when this is made, between two steps: while a step
+    computes, FSDP has other tensors in their places. All else is read each time.
 
     Args:
         module: sharded already, if it is going to be.
@@ -46,8 +37,8 @@ class LiveState:
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer | None) -> None:
-        self._model = model_tensors(module)
-        self._buffers = tuple(_persistent_buffers(module))
+        self._state = ModuleState(module)
+        self._weights = {name: p.detach() for name, p in self._state.parameters.items()}
         self._optimizer = optimizer
         self._optimized = tuple(optimized(module, optimizer)) if optimizer is not None else ()
         self._names = {parameter: fqn for fqn, parameter in self._optimized}
@@ -56,29 +47,37 @@ class LiveState:
     @property
     def changing(self) -> frozenset[str]:
         """Names of what may change before the optimizer's next step, and of what it never does."""
-        return frozenset(self._model) - {f"{MODEL_PREFIX}{fqn}" for fqn, _ in self._optimized}
+        optimized = {id(parameter) for _, parameter in self._optimized}
+        return self.buffers | {
+            name
+            for name, parameter in self._state.parameters.items()
+            if id(parameter) not in optimized
+        }
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Names of the buffers among them; some hold infinities by design."""
-        return frozenset(name for name, _, _ in self._buffers)
+        """Names of what a forward pass may change; some of it holds infinities by design."""
+        return frozenset(self._state.buffers() | self._state.added())
 
     def flatten(
-        self, *, with_optimizer: bool = True
+        self, *, with_optimizer: bool = True, buffers: Mapping[str, torch.Tensor] | None = None
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors by name, and the rest as JSON values under the key `optimizer`.
+        """Tensors by name, and the rest as JSON values under the keys `buffers` and `optimizer`.
 
         The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
-        optimizer's state, DTensors where the module is sharded. Pass the second value on as part
-        of a checkpoint's `state`, at its top level. Without the optimizer there is none.
+        optimizer's state, DTensors where the module is sharded; but what the module adds to its
+        `state_dict` itself is a copy. Pass the second value on as part of a checkpoint's `state`,
+        at its top level.
+
+        Args:
+            with_optimizer: its state too, which has no key there otherwise.
+            buffers: as `copy_buffers` has returned them. None: as they are now, between two steps.
         """
-        tensors = self._model | {
-            name: buffer
-            for name, owner, key in self._buffers
-            if (buffer := owner._buffers[key]) is not None
-        }
+        buffers = self._state.buffers() | self._state.added() if buffers is None else buffers
+        tensors = self._weights | dict(buffers)
+        state: dict[str, Any] = {BUFFERS: record_of(self._state.without_added(buffers))}
         if self._optimizer is None or not with_optimizer:
-            return tensors, {}
+            return tensors, state
         values: dict[str, dict[str, Any]] = {}
         for fqn, parameter in self._optimized:
             for key, value in self._optimizer.state.get(parameter, {}).items():
@@ -86,12 +85,12 @@ class LiveState:
                     tensors[f"optim.{fqn}.{key}"] = value
                 else:
                     values.setdefault(fqn, {})[key] = value
-        state = {
+        state[OPTIMIZER_STATE] = {
             OPTIMIZER_CLASS: optimizer_class(self._optimizer),
             "param_groups": group_settings(self._optimizer, self._names),
             "values": values,
         }
-        return tensors, {OPTIMIZER_STATE: state}
+        return tensors, state
 
     def versions(self) -> tuple[int, ...]:
         """Changes with every write to parameters other than that of the optimizer's step.
@@ -105,13 +104,12 @@ class LiveState:
         )
 
     def copy_buffers(self) -> dict[str, torch.Tensor]:
-        """What a forward pass may change, as it is now."""
+        """What a forward pass may change, as it is now, between two steps."""
         with torch.no_grad():
-            return {
-                name: buffer.detach().clone()
-                for name, owner, key in self._buffers
-                if (buffer := owner._buffers[key]) is not None
+            copies = {
+                name: buffer.detach().clone() for name, buffer in self._state.buffers().items()
             }
+        return copies | self._state.added()
 
 
 def flatten_training_state(
@@ -123,27 +121,6 @@ def flatten_training_state(
         CheckpointError: as `LiveState`.
     """
     return LiveState(module, optimizer).flatten()
-
-
-def model_tensors(module: nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers.
-
-    Args:
-        module: sharded or not.
-        keep_vars: as of `state_dict`: the parameters themselves, not what shares their values.
-
-    Raises:
-        CheckpointError: the module keeps state that is no tensor.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for fqn, value in module.state_dict(keep_vars=keep_vars).items():
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(
-                f"{fqn} of the module is no tensor ({type(value).__name__}); "
-                "keep extra state in a buffer."
-            )
-        tensors[f"{MODEL_PREFIX}{canonical_fqn(fqn)}"] = value
-    return tensors
 
 
 def parameter_names(module: nn.Module) -> dict[nn.Parameter, str]:
@@ -186,11 +163,3 @@ def group_settings(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Name, owner and key of each buffer that a state dict lists. One may replace another."""
-    for prefix, owner in module.named_modules():
-        for key in owner._buffers.keys() - owner._non_persistent_buffers_set:
-            fqn = f"{prefix}.{key}" if prefix else key
-            yield f"{MODEL_PREFIX}{canonical_fqn(fqn)}", owner, key

@@ -91,7 +91,12 @@ def agree_on_layout(
     Raises:
         CheckpointError: some rank cannot save its tensors; raised on all ranks.
     """
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = DefaultSavePlanner(
+        flatten_state_dict=False,
+        flatten_sharded_tensors=False,
+        # What each rank has of its own (buffers) must come from one rank to fit together.
+        dedup_save_to_lowest_rank=True,
+    )
     proposal: SavePlan | str
     try:
         proposal = _propose(planner, tensors, is_coordinator=rank == 0)

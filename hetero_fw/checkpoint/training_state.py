@@ -13,19 +13,20 @@ from torch import nn
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.optim import Optimizer
 
+from hetero_fw.checkpoint.adoption import added_room, adopt_buffers
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.live_state import (
     OPTIMIZER_CLASS,
     OPTIMIZER_STATE,
     group_settings,
-    model_tensors,
     optimized,
     optimizer_class,
     parameter_names,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_from, read_manifest_together
 from hetero_fw.checkpoint.manifest import Manifest, TensorEntry
+from hetero_fw.checkpoint.module_state import ModuleState, give_back
 from hetero_fw.checkpoint.ranks import Ranks
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError
@@ -96,10 +97,13 @@ def _restore(
     fill: Callable[[Mapping[str, torch.Tensor]], None],
 ) -> dict[str, Any]:
     created = ranks.succeed_together(lambda: _create_state(module, optimizer, manifest, path))
-    tensors = model_tensors(module)
+    own = ModuleState(module)
+    added = added_room(own, manifest)
+    tensors: dict[str, torch.Tensor] = {**own.parameters, **own.buffers(), **added}
     for fqn, state in created.items():
         tensors |= {f"optim.{fqn}.{key}": value for key, value in state.items()}
     fill(tensors)
+    ranks.succeed_together(lambda: give_back(module, added))
     if optimizer is not None and _is_for(optimizer, manifest):
         _install(module, optimizer, created, manifest.state[OPTIMIZER_STATE])
     return dict(manifest.state)
@@ -109,7 +113,7 @@ def _create_state(
     module: nn.Module, optimizer: Optimizer | None, manifest: Manifest, path: str
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Optimizer state to load into; checks everything that can be checked before."""
-    model_tensors(module)
+    adopt_buffers(module, manifest)
     if optimizer is None or not _is_for(optimizer, manifest):
         return {}
     saved_groups = [group["params"] for group in manifest.state[OPTIMIZER_STATE]["param_groups"]]
@@ -140,7 +144,8 @@ def _install(
     optimizer.state.clear()
     for fqn, parameter in parameters.items():
         state = {**tensors.get(fqn, {}), **saved["values"].get(fqn, {})}
-        if state:
+        # Of a parameter without elements no checkpoint holds all; the optimizer begins it anew.
+        if state and parameter.numel() > 0:
             optimizer.state[parameter] = state
     for group, settings in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for key in settings.keys() - {"params"}:

@@ -21,9 +21,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hetero_fw.checkpoint.finiteness import Flaw, flaw_of
-from hetero_fw.checkpoint.live_state import MODEL_PREFIX, canonical_fqn, model_tensors
 from hetero_fw.checkpoint.loading import fill_tensors
 from hetero_fw.checkpoint.manifest import Manifest, read_manifest
+from hetero_fw.checkpoint.module_state import (
+    MODEL_PREFIX,
+    ModuleState,
+    canonical_fqn,
+    give_back,
+    model_tensors,
+)
 from hetero_fw.checkpoint.storage import StoragePath
 from hetero_fw.errors import CheckpointError, did_you_mean
 
@@ -116,6 +122,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
     with torch.no_grad():
         for name, tensor in saved.items():
             own[name].copy_(tensor)
+    added = ModuleState(module).added().keys()
+    give_back(module, {name: own[name.removeprefix(MODEL_PREFIX)] for name in added})
 
 
 def check_weights_file(path: Path, module: nn.Module | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,13 +18,29 @@ def build_mesh(device_type: str) -> DeviceMesh:
 def shard_units(module: nn.Module) -> list[nn.Module]:
     """The submodules that are gathered and freed as one: the items of every `nn.ModuleList`.
 
-    Repeated blocks sit in module lists by convention; what is outside belongs to the root unit.
+    Repeated blocks sit in module lists by convention; what is outside belongs to the root unit. So
+    does a block with a parameter that is used outside of it too (tied weights): one that belongs
+    to two units would be two.
     """
-    units: list[nn.Module] = []
+    units: dict[nn.Module, None] = {}  # one that is in a list twice is one unit
+    num_places = _places(module)
     for child in module.modules():
         if isinstance(child, nn.ModuleList):
-            units += [item for item in child if any(True for _ in item.parameters())]
-    return units
+            units |= {item: None for item in child if _is_closed(item, num_places)}
+    return list(units)
+
+
+def _is_closed(module: nn.Module, num_places: Counter[nn.Parameter]) -> bool:
+    """Whether it has parameters, and no place elsewhere has one of them."""
+    own = _places(module)
+    return bool(own) and all(num_places[parameter] == count for parameter, count in own.items())
+
+
+def _places(module: nn.Module) -> Counter[nn.Parameter]:
+    """In how many places of `module` each parameter is."""
+    return Counter(
+        parameter for child in module.modules() for parameter in child.parameters(recurse=False)
+    )
 
 
 def apply_fsdp(module: nn.Module, *, mesh: DeviceMesh, zero_stage: int) -> nn.Module:
