@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from hetero_fw.app.json_state import from_plain, to_plain
+from hetero_fw.checkpoint import from_plain, to_plain
 from hetero_fw.errors import CheckpointError
 
 _Owner = pl.LightningModule | pl.Callback

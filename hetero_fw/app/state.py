@@ -8,9 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
-from hetero_fw.app.json_state import from_plain, to_plain
 from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
-from hetero_fw.checkpoint import Metric
+from hetero_fw.checkpoint import Metric, from_plain, to_plain
 from hetero_fw.strategies import HeteroFSDPStrategy
 
 

@@ -1,22 +1,22 @@
 """The tensors of a module and its optimizer as they are, under names that no plan changes.
 
 Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.<key>`, where
-`<fqn>` is the parameter's name.
+`<fqn>` is the parameter's name. See `optimizer_state` for the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hetero_fw.checkpoint.optimizer_state import flatten_optimizer
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
-OPTIMIZER_CLASS = "class"
 MODEL_PREFIX = "model."
 
 # Wrappers that rename parameters without changing them.
@@ -64,13 +64,20 @@ class LiveState:
         return frozenset(name for name, _, _ in self._buffers)
 
     def flatten(
-        self, *, with_optimizer: bool = True
+        self, *, with_optimizer: bool = True, on_lost: Callable[[str], None] | None = None
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors by name, and the rest as JSON values under the key `optimizer`.
 
         The tensors are the live ones (nothing is copied): parameters, persistent buffers and the
         optimizer's state, DTensors where the module is sharded. Pass the second value on as part
         of a checkpoint's `state`, at its top level. Without the optimizer there is none.
+
+        Args:
+            with_optimizer: whether its state is among it.
+            on_lost: told what of that comes back as another type.
+
+        Raises:
+            CheckpointError: the optimizer keeps something that no checkpoint can hold.
         """
         tensors = self._model | {
             name: buffer
@@ -79,19 +86,8 @@ class LiveState:
         }
         if self._optimizer is None or not with_optimizer:
             return tensors, {}
-        values: dict[str, dict[str, Any]] = {}
-        for fqn, parameter in self._optimized:
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"optim.{fqn}.{key}"] = value
-                else:
-                    values.setdefault(fqn, {})[key] = value
-        state = {
-            OPTIMIZER_CLASS: optimizer_class(self._optimizer),
-            "param_groups": group_settings(self._optimizer, self._names),
-            "values": values,
-        }
-        return tensors, {OPTIMIZER_STATE: state}
+        kept, state = flatten_optimizer(self._optimizer, self._names, on_lost)
+        return tensors | kept, {OPTIMIZER_STATE: state}
 
     def versions(self) -> tuple[int, ...]:
         """Changes with every write to parameters other than that of the optimizer's step.
@@ -120,7 +116,7 @@ def flatten_training_state(
     """As `LiveState.flatten`, once.
 
     Raises:
-        CheckpointError: as `LiveState`.
+        CheckpointError: as `LiveState` and its `flatten`.
     """
     return LiveState(module, optimizer).flatten()
 
@@ -166,26 +162,6 @@ def optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn
                     "not in the module; create the optimizer after sharding the module."
                 )
             yield names[parameter], parameter
-
-
-def optimizer_class(optimizer: Optimizer) -> str:
-    """What tells whose state it is; without the module, which another release may move."""
-    return type(optimizer).__qualname__
-
-
-def group_settings(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:
-    """The optimizer's parameter groups, with names for parameters, as JSON values."""
-    return [
-        {
-            key: [names[parameter] for parameter in value] if key == "params" else _plain(value)
-            for key, value in group.items()
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
