@@ -13,8 +13,8 @@ import torch
 
 from hetero_fw.app.checkpoint_hooks import ask_hooks, savers
 from hetero_fw.app.context import RankContext
-from hetero_fw.app.state import Monitored, collect_state
-from hetero_fw.checkpoint import LiveState, SaveContent, StandingStep, check_dtypes
+from hetero_fw.app.state import Monitored, collect_state, known_metrics
+from hetero_fw.checkpoint import LiveState, SaveContent, StandingStep, check_dtypes, to_plain
 from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.strategies import HeteroFSDPStrategy
 
@@ -83,6 +83,7 @@ class LiveTraining:
         # On all ranks: what a module logs may be summed over them when it is asked for.
         # A copy, because Lightning goes on to fill its own with values of the next step.
         logged = dict(trainer.callback_metrics) if self._monitored.name is not None else {}
+        known = known_metrics(trainer) if self._context.rank == 0 else {}
         loss = self._strategy.last_loss
 
         def content(reason: str) -> SaveContent:
@@ -90,7 +91,7 @@ class LiveTraining:
             return SaveContent(
                 step=step,
                 tensors=tensors | buffers,
-                state=values | state,
+                state={**values, **state, "logged": to_plain(known, self._tell_lost, "logged")},
                 reason=reason,
                 metric=self._monitored.newest(step, logged, loss),
                 may_be_infinite=live.buffers,
@@ -102,7 +103,7 @@ class LiveTraining:
     def _tell_lost(self, what: str) -> None:
         if what not in self._lost:
             self._lost.add(what)
-            print(f"checkpoints do not keep {what}: it has no form in JSON", flush=True)
+            print(f"checkpoints do not keep {what}", flush=True)
 
     def _flatten(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Live tensors and values.
