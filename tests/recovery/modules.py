@@ -386,6 +386,14 @@ class NoModule(torch.nn.Module):
         super().__init__()
 
 
+class PackedGPT(GPTModule):
+    """Has numbers of four bits."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.register_buffer("codes", torch.empty(3, dtype=torch.uint4))
+
+
 class OwnAverages(pl.callbacks.WeightAveraging):
     """Derives from what averages weights."""
 
