@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from hetero_fw.app.rules import AVERAGES_WEIGHTS
 from hetero_fw.app.schema import Callbacks, keys_of
 from hetero_fw.checkpoint import check_module, load_weights, model_tensors
 from hetero_fw.data import RankPart, build_train_loader, build_val_loader
@@ -189,13 +190,24 @@ def build_loggers(cfg: DictConfig, rank: int) -> list[Logger]:
 
 
 def build_callbacks(cfg: DictConfig) -> list[Callback]:
-    """The user's callbacks, on every rank."""
+    """The user's callbacks, on every rank.
+
+    Raises:
+        ConfigError: one cannot be made, or cannot go on after a restart.
+    """
     built_in = keys_of(Callbacks)
-    return [
-        make(node, f"callbacks.{name}")
+    made = {
+        f"callbacks.{name}": make(node, f"callbacks.{name}")
         for name, node in cfg.callbacks.items()
         if name not in built_in and node is not None
-    ]
+    }
+    if cfg.ckpt.policy != IntervalPolicy.NONE:
+        ConfigError.collect(
+            f"{key}: {type(callback).__name__} {AVERAGES_WEIGHTS}"
+            for key, callback in made.items()
+            if isinstance(callback, WeightAveraging)
+        )
+    return list(made.values())
 
 
 def interval_rule(cfg: DictConfig) -> IntervalRule:

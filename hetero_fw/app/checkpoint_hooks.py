@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from hetero_fw.app.json_state import from_plain, to_plain
+from hetero_fw.checkpoint import from_plain, to_plain
 from hetero_fw.errors import CheckpointError
 
 _Owner = pl.LightningModule | pl.Callback
@@ -21,7 +21,11 @@ def savers(trainer: pl.Trainer) -> list[_Owner]:
 def ask_hooks(trainer: pl.Trainer, on_lost: Callable[[str], None] | None = None) -> dict[str, Any]:
     """What they add, as JSON values. Called by all ranks.
 
-    The weights are no part of what they get: those are kept by another way.
+    The weights are no part of what they get: those are kept by another way. What they write in the
+    place of something that they get is not kept.
+
+    Args:
+        on_lost: told what is not kept.
 
     Raises:
         CheckpointError: one has raised; names it.
@@ -33,6 +37,9 @@ def ask_hooks(trainer: pl.Trainer, on_lost: Callable[[str], None] | None = None)
     checkpoint = dict(given)
     for owner in owners:
         _call(owner, "on_save_checkpoint", trainer, checkpoint)
+        for key in _overwritten(checkpoint, _basics(trainer)):
+            if on_lost is not None:
+                on_lost(f"what on_save_checkpoint of {type(owner).__name__} puts in {key!r}")
     added = {key: value for key, value in checkpoint.items() if key not in given}
     return {"hooks": to_plain(added, on_lost, "on_save_checkpoint")}
 
@@ -73,6 +80,17 @@ def _basics(trainer: pl.Trainer) -> dict[str, Any]:
         "optimizer_states": [],
         "lr_schedulers": [],
     }
+
+
+def _overwritten(checkpoint: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """Keys of `given` that hold something else in `checkpoint`."""
+    # A tensor says of each of its elements whether it is equal.
+    return [
+        key
+        for key, value in given.items()
+        if key in checkpoint
+        and (type(checkpoint[key]) is not type(value) or checkpoint[key] != value)
+    ]
 
 
 def _call(owner: _Owner, hook: str, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:

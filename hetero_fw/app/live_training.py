@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 
 from hetero_fw.app.checkpoint_hooks import ask_hooks, savers
 from hetero_fw.app.context import RankContext
-from hetero_fw.app.state import Monitored, collect_state
-from hetero_fw.checkpoint import LiveState, SaveContent, StandingStep
-from hetero_fw.errors import CheckpointError
+from hetero_fw.app.state import Monitored, collect_state, known_metrics
+from hetero_fw.checkpoint import LiveState, SaveContent, StandingStep, check_dtypes, to_plain
+from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.strategies import HeteroFSDPStrategy
 
 
@@ -36,12 +37,22 @@ class LiveTraining:
         return LiveState(self._module, self._strategy.optimizers[0])
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The live tensors alone."""
-        return self._flatten()[0]
+        """The live tensors alone.
+
+        Raises:
+            ConfigError: no save can ever hold what is trained.
+        """
+        with _never_mended():
+            return self._flatten()[0]
 
     def content(self, step: int, reason: str) -> SaveContent:
-        """What a save of the step that has just ended holds; its tensors are the live ones."""
-        content = self._content(step)(reason)
+        """What a save of the step that has just ended holds; its tensors are the live ones.
+
+        Raises:
+            ConfigError: as `tensors`.
+        """
+        with _never_mended():
+            content = self._content(step)(reason)
         try:
             added = ask_hooks(self._module.trainer, self._tell_lost)
         except CheckpointError as error:  # of the user's; it costs the save and not the training
@@ -72,6 +83,7 @@ class LiveTraining:
         # On all ranks: what a module logs may be summed over them when it is asked for.
         # A copy, because Lightning goes on to fill its own with values of the next step.
         logged = dict(trainer.callback_metrics) if self._monitored.name is not None else {}
+        known = known_metrics(trainer) if self._context.rank == 0 else {}
         loss = self._strategy.last_loss
 
         def content(reason: str) -> SaveContent:
@@ -79,7 +91,7 @@ class LiveTraining:
             return SaveContent(
                 step=step,
                 tensors=tensors,
-                state=values | state,
+                state={**values, **state, "logged": to_plain(known, self._tell_lost, "logged")},
                 reason=reason,
                 metric=self._monitored.newest(step, logged, loss),
                 may_be_infinite=frozenset(buffers),
@@ -91,13 +103,26 @@ class LiveTraining:
     def _tell_lost(self, what: str) -> None:
         if what not in self._lost:
             self._lost.add(what)
-            print(f"checkpoints do not keep {what}: it has no form in JSON", flush=True)
+            print(f"checkpoints do not keep {what}", flush=True)
 
     def _flatten(
         self, buffers: Mapping[str, torch.Tensor] | None = None
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        has_optimizer = self._context.cfg.ckpt.save_optimizer_states
-        return self.live.flatten(with_optimizer=has_optimizer, buffers=buffers)
+        """Live tensors and values.
+
+        Args:
+            buffers: as `LiveState.flatten` takes them.
+
+        Raises:
+            CheckpointError: no checkpoint can hold them.
+        """
+        tensors, values = self.live.flatten(
+            with_optimizer=self._context.cfg.ckpt.save_optimizer_states,
+            buffers=buffers,
+            on_lost=self._tell_lost,
+        )
+        check_dtypes(tensors)
+        return tensors, values
 
     def _mark(self) -> torch.cuda.Event | None:
         device = self._context.device
@@ -106,3 +131,14 @@ class LiveTraining:
         mark = torch.cuda.Event()
         mark.record(torch.cuda.current_stream(device))
         return mark
+
+
+@contextmanager
+def _never_mended() -> Iterator[None]:
+    """A training that no save can hold ends: it would be lost with the first failure."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{error}. Change that, or train without checkpoints (ckpt=none)."
+        ) from error

@@ -19,8 +19,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hetero_fw.app.json_state import to_plain
-from hetero_fw.checkpoint import optimizer_class
+from hetero_fw.checkpoint import optimizer_class, to_plain
 
 _RATES = ("lr", "initial_lr")
 

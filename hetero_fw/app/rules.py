@@ -14,6 +14,13 @@ from hetero_fw.errors import did_you_mean
 
 Values = Mapping[str, Any]
 _MAX_NAME_BYTES = 200
+_AVERAGING = re.compile(
+    r"lightning\.pytorch\.callbacks\.(weight_averaging\.)?(EMA)?WeightAveraging"
+)
+AVERAGES_WEIGHTS = (
+    "puts averages in the place of a checkpoint's weights, which has those that are trained. Keep "
+    "averages in the module, or train without checkpoints (ckpt=none)."
+)
 
 
 def check_rules(values: Values, known: Collection[Problem] = ()) -> Iterator[Problem]:
@@ -254,6 +261,16 @@ def _save_signals(values: Values) -> Iterator[Problem]:
         )
 
 
+def _averaging(values: Values) -> Iterator[Problem]:
+    """The classes themselves; a class that derives from them is found when it is made."""
+    if values["ckpt"]["policy"] == "none":
+        return
+    for name, node in values["callbacks"].items():
+        target = node.get("_target_") if isinstance(node, Mapping) else None
+        if isinstance(target, str) and _AVERAGING.fullmatch(target):
+            yield Problem(f"callbacks.{name}", AVERAGES_WEIGHTS, given=target)
+
+
 # The keys that a rule reads, and the rule.
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...] = (
     (("run_name",), _run_name),
@@ -273,4 +290,5 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("model.init_from",), _init_from),
     (("callbacks.emergency_save",), _limits),
     (("callbacks.emergency_save", "ckpt.policy"), _save_signals),
+    (("callbacks", "ckpt.policy"), _averaging),
 )

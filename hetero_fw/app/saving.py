@@ -31,8 +31,9 @@ from hetero_fw.checkpoint import (
     JustInTimeSave,
     StandingStep,
     WriterProcess,
+    check_dtypes,
 )
-from hetero_fw.errors import CheckpointError
+from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.monitoring import (
     EventName,
     label_log_lines,
@@ -54,10 +55,19 @@ def build_saver(
         context: the rank.
         module: what is trained, before it is sharded.
         safe_step: step of the checkpoint that the attempt continues from, None if there is none.
+
+    Raises:
+        ConfigError: the module has dtypes that no checkpoint holds.
     """
     cfg = context.cfg.ckpt
     if cfg.policy == IntervalPolicy.NONE:
         return None
+    try:
+        check_dtypes(module.state_dict())
+    except CheckpointError as error:
+        raise ConfigError(
+            f"model.module: {error}. Train without checkpoints (ckpt=none)."
+        ) from error
 
     def on_event(name: str, step: int | None, fields: dict[str, Any]) -> None:
         context.events.write(name, step=step, **fields)

@@ -8,9 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
-from hetero_fw.app.json_state import from_plain, to_plain
 from hetero_fw.callbacks import AdaptiveCheckpoint, StepRecorder
-from hetero_fw.checkpoint import Metric
+from hetero_fw.checkpoint import Metric, from_plain, to_plain
 from hetero_fw.strategies import HeteroFSDPStrategy
 
 
@@ -52,6 +51,17 @@ def restore_state(
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if callback.state_key in state["callbacks"]:
             callback.load_state_dict(from_plain(state["callbacks"][callback.state_key]))
+    # A schedule may follow what was logged in an earlier step. An older release did not keep it.
+    device = strategy.root_device
+    logged = from_plain(state.get("logged", {}))
+    trainer.callback_metrics.update(
+        {name: value.to(device) for name, value in logged.items() if isinstance(value, Tensor)}
+    )
+
+
+def known_metrics(trainer: pl.Trainer) -> dict[str, Tensor]:
+    """Copy of what is logged, as of the last time that somebody asked for it; no collective."""
+    return dict(trainer._logger_connector._callback_metrics)
 
 
 class Monitored:

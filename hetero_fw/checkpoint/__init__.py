@@ -28,11 +28,11 @@ from hetero_fw.checkpoint.fencing import (
 from hetero_fw.checkpoint.filling import Filled
 from hetero_fw.checkpoint.found import FoundCheckpoint
 from hetero_fw.checkpoint.hashing import HashAlgorithm
+from hetero_fw.checkpoint.json_state import from_plain, to_plain
 from hetero_fw.checkpoint.just_in_time import JustInTimeSave, StandingStep
 from hetero_fw.checkpoint.live_state import (
     LiveState,
     flatten_training_state,
-    optimizer_class,
 )
 from hetero_fw.checkpoint.loading import fill_from, load_checkpoint
 from hetero_fw.checkpoint.manifest import (
@@ -55,6 +55,7 @@ from hetero_fw.checkpoint.node_copies import (
 from hetero_fw.checkpoint.node_place import NodePlace
 from hetero_fw.checkpoint.node_roles import NodeRoles, NodeTier
 from hetero_fw.checkpoint.object_place import ObjectPlace
+from hetero_fw.checkpoint.optimizer_state import optimizer_class
 from hetero_fw.checkpoint.place import DirectoryPlace, Place
 from hetero_fw.checkpoint.pruning import PruneReport, prune
 from hetero_fw.checkpoint.published import prefixes_in, published_paths, runs_below
@@ -70,7 +71,7 @@ from hetero_fw.checkpoint.save_planner import SaveContent
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint
 from hetero_fw.checkpoint.saver import CheckpointSaver
 from hetero_fw.checkpoint.search import TierRoot
-from hetero_fw.checkpoint.shard_layout import shard_file_name
+from hetero_fw.checkpoint.shard_layout import check_dtypes, shard_file_name
 from hetero_fw.checkpoint.sources import PATIENCE_S, DamagedCheckpointError, Rejection
 from hetero_fw.checkpoint.storage import (
     StorageError,
@@ -134,6 +135,7 @@ __all__ = [
     "TierRoot",
     "WriterProcess",
     "canonical_fqn",
+    "check_dtypes",
     "check_module",
     "check_weights_file",
     "checkpoint_path",
@@ -149,6 +151,7 @@ __all__ = [
     "find_node_copies",
     "find_restorable",
     "flatten_training_state",
+    "from_plain",
     "import_weights",
     "is_object_store",
     "leave_attempt",
@@ -174,6 +177,7 @@ __all__ = [
     "scheme_of",
     "shard_file_name",
     "step_of",
+    "to_plain",
     "verify_checkpoint",
     "weights_digest",
 ]

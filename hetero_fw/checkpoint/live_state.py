@@ -1,12 +1,12 @@
 """The tensors of a module and its optimizer as they are, under names that no plan changes.
 
 Names address the state, not ranks or positions: `model.<fqn>` and `optim.<fqn>.<key>`, where
-`<fqn>` is the parameter's name.
+`<fqn>` is the parameter's name. See `optimizer_state` for the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from hetero_fw.checkpoint.adoption import BUFFERS, record_of
 from hetero_fw.checkpoint.module_state import ModuleState, canonical_fqn
+from hetero_fw.checkpoint.optimizer_state import flatten_optimizer
 from hetero_fw.errors import CheckpointError
 
 OPTIMIZER_STATE = "optimizer"
-OPTIMIZER_CLASS = "class"
 
 
 class LiveState:
@@ -60,7 +60,11 @@ class LiveState:
         return frozenset(self._state.buffers() | self._state.added())
 
     def flatten(
-        self, *, with_optimizer: bool = True, buffers: Mapping[str, torch.Tensor] | None = None
+        self,
+        *,
+        with_optimizer: bool = True,
+        buffers: Mapping[str, torch.Tensor] | None = None,
+        on_lost: Callable[[str], None] | None = None,
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors by name, and the rest as JSON values under the keys `buffers` and `optimizer`.
 
@@ -72,25 +76,18 @@ class LiveState:
         Args:
             with_optimizer: its state too, which has no key there otherwise.
             buffers: as `copy_buffers` has returned them. None: as they are now, between two steps.
+            on_lost: told what of the optimizer's state comes back as another type.
+
+        Raises:
+            CheckpointError: the optimizer keeps something that no checkpoint can hold.
         """
         buffers = self._state.buffers() | self._state.added() if buffers is None else buffers
         tensors = self._weights | dict(buffers)
         state: dict[str, Any] = {BUFFERS: record_of(self._state.without_added(buffers))}
         if self._optimizer is None or not with_optimizer:
             return tensors, state
-        values: dict[str, dict[str, Any]] = {}
-        for fqn, parameter in self._optimized:
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"optim.{fqn}.{key}"] = value
-                else:
-                    values.setdefault(fqn, {})[key] = value
-        state[OPTIMIZER_STATE] = {
-            OPTIMIZER_CLASS: optimizer_class(self._optimizer),
-            "param_groups": group_settings(self._optimizer, self._names),
-            "values": values,
-        }
-        return tensors, state
+        kept, state[OPTIMIZER_STATE] = flatten_optimizer(self._optimizer, self._names, on_lost)
+        return tensors | kept, state
 
     def versions(self) -> tuple[int, ...]:
         """Changes with every write to parameters other than that of the optimizer's step.
@@ -118,7 +115,7 @@ def flatten_training_state(
     """As `LiveState.flatten`, once.
 
     Raises:
-        CheckpointError: as `LiveState`.
+        CheckpointError: as `LiveState` and its `flatten`.
     """
     return LiveState(module, optimizer).flatten()
 
@@ -143,23 +140,3 @@ def optimized(module: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn
                     "not in the module; create the optimizer after sharding the module."
                 )
             yield names[parameter], parameter
-
-
-def optimizer_class(optimizer: Optimizer) -> str:
-    """What tells whose state it is; without the module, which another release may move."""
-    return type(optimizer).__qualname__
-
-
-def group_settings(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:
-    """The optimizer's parameter groups, with names for parameters, as JSON values."""
-    return [
-        {
-            key: [names[parameter] for parameter in value] if key == "params" else _plain(value)
-            for key, value in group.items()
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value

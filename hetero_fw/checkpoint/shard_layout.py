@@ -115,6 +115,21 @@ def agree_on_layout(
     return _finish(planner, received[0], rank)
 
 
+def check_dtypes(tensors: Mapping[str, object]) -> None:
+    """Look at what decides whether `tensors` can ever be saved.
+
+    Raises:
+        CheckpointError: the format does not hold some of their dtypes; names those.
+    """
+    unknown = [
+        f"{fqn} ({tensor.dtype})"
+        for fqn, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor) and tensor.dtype not in DTYPES.values()
+    ]
+    if unknown:
+        raise CheckpointError(f"dtypes that the format does not hold: {', '.join(unknown)}")
+
+
 @dataclass(frozen=True)
 class _Verdict:
     plan: SavePlan
@@ -128,13 +143,7 @@ def _propose(
     unfit = [fqn for fqn, tensor in tensors.items() if not isinstance(tensor, torch.Tensor)]
     if unfit:
         raise CheckpointError(f"not tensors: {', '.join(unfit)}; pass them as `state`.")
-    unknown = [
-        fqn
-        for fqn, tensor in tensors.items()
-        if isinstance(tensor, torch.Tensor) and tensor.dtype not in DTYPES.values()
-    ]
-    if unknown:
-        raise CheckpointError(f"dtypes that the format does not hold: {', '.join(unknown)}")
+    check_dtypes(tensors)
     partial = [
         fqn
         for fqn, tensor in tensors.items()

@@ -203,6 +203,34 @@ class CountingGPT(HookedGPT):
         self.num_seen, _ = checkpoint["seen"]
 
 
+class Remembering(torch.optim.SGD):
+    """Its step depends on lists of tensors, pairs and numbers, and on a count of all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        self.state["count"] = self.state.get("count", 0) + 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                seen = state.setdefault("seen", deque(maxlen=3))
+                seen.append(parameter.grad.clone())
+                counts = state.setdefault("counts", {1: (0.0,)})
+                counts[1] = (counts[1][0] + 0.5,)
+                parameter.sub_(sum(seen) * (group["lr"] / (self.state["count"] + counts[1][0])))
+        return loss
+
+
+class RememberingGPT(FaultyGPT):
+    """Its optimizer keeps what torch's do not; its rate follows a validation of an earlier step."""
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = Remembering(self.parameters(), lr=1.0)
+        schedule = ShapedPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
+        every = {"monitor": "val_loss", "interval": "step", "frequency": 2, "strict": False}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **every}}
+
+
 class ForgettingGPT(HookedGPT):
     """Its count is what the step says."""
 
@@ -356,6 +384,18 @@ class NoModule(torch.nn.Module):
 
     def __init__(self, **gpt: Any) -> None:
         super().__init__()
+
+
+class PackedGPT(GPTModule):
+    """Has numbers of four bits."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.register_buffer("codes", torch.empty(3, dtype=torch.uint4))
+
+
+class OwnAverages(pl.callbacks.WeightAveraging):
+    """Derives from what averages weights."""
 
 
 class BreakOnce(pl.Callback):

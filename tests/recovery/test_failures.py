@@ -130,6 +130,15 @@ def test_module_of_the_wrong_kind(train: Start) -> None:
     assert "must be a LightningModule" in run.output
 
 
+def test_a_model_that_no_checkpoint_holds_is_not_trained(train: Start) -> None:
+    run = train(*PAIR, "model.module._target_=tests.recovery.modules.PackedGPT")
+    assert run.returncode == 1
+    assert not run.events("restart")
+    assert not run.events("checkpoint_started")
+    told = "model.module: dtypes that the format does not hold: codes (torch.uint4). "
+    assert told in run.read_json("status.json")["reason"]
+
+
 def test_signal_to_every_process_of_the_run(start_train: Start, run_dir: Path) -> None:
     # As batch systems send it: to the supervisor, the fork server, agents, ranks and loaders.
     run = start_train(*PAIR, "data.num_workers=1")

@@ -88,6 +88,20 @@ def test_a_module_with_state_of_its_own_is_not_saved_in_the_middle_of_a_step(
     assert digest_of(run.run_dir) == digest_of(hooked)
 
 
+def test_what_an_optimizer_keeps_and_what_was_logged_is_that_of_an_undisturbed_run(
+    train: Train, tmp_path: Path, first_save: Path
+) -> None:
+    # The rate of step 14 follows the validation of step 6 or 12, before the save.
+    fault = {"fault": "kill", "fail_rank": 1, "fail_step": 15, "awaited": first_save}
+    run = train(*using("RememberingGPT", **fault, marker=tmp_path / "done"))
+    assert run.returncode == 0, run.output
+    assert run.events("restored")[0]["step"] >= 6
+    plain = undisturbed(tmp_path / "plain", *using("RememberingGPT"))
+    assert column(run.run_dir, "lr") == column(plain, "lr")
+    assert len(set(column(plain, "lr"))) > 2
+    assert digest_of(run.run_dir) == digest_of(plain)
+
+
 @pytest.fixture(scope="module")
 def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with random numbers in every hook that nobody disturbed."""

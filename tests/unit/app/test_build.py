@@ -96,6 +96,21 @@ def test_callbacks_and_loggers() -> None:
     assert make(None, "nothing") is None
 
 
+AVERAGES = (
+    "+callbacks.averages._target_=lightning.pytorch.callbacks.EMAWeightAveraging",
+    "+callbacks.averages._target_=tests.recovery.modules.OwnAverages",
+)
+
+
+@pytest.mark.parametrize("averages", AVERAGES)
+def test_averages_that_a_checkpoint_would_lose_are_refused(averages: str) -> None:
+    told = "puts averages in the place of a checkpoint's weights"
+    with pytest.raises(ConfigError, match=told) as raised:
+        build_callbacks(config(averages))
+    assert str(raised.value).startswith("callbacks.averages")
+    assert len(build_callbacks(config(averages, "ckpt=none", "callbacks.emergency_save=null"))) == 1
+
+
 def test_interval_rule() -> None:
     rule = interval_rule(config("ckpt=fixed", "ckpt.interval_steps=7"))
     assert rule.policy is IntervalPolicy.FIXED

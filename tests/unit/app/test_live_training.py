@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from hetero_fw.app.checkpoint_hooks import ask_hooks
 from hetero_fw.app.live_training import LiveTraining
-from hetero_fw.errors import CheckpointError
+from hetero_fw.errors import CheckpointError, ConfigError
 
 
 class Module(pl.LightningModule):
@@ -72,3 +73,41 @@ def test_a_standing_step_ends_with_a_write_to_its_weights() -> None:
     assert not content.is_unchanged()
     with pytest.raises(CheckpointError, match="outside of the optimizer's step"):
         standing.content("test")
+
+
+def test_what_no_checkpoint_can_hold_ends_the_training() -> None:
+    case = Case()
+    case.optimizer.state[case.module.layer.weight]["made"] = lambda: 1
+    told = (
+        r"the state of SGD holds what no checkpoint can keep: layer\.weight\.made \(function\)\. "
+    )
+    with pytest.raises(ConfigError, match=told):
+        case.training.content(3, "test")
+    case = Case()
+    case.optimizer.state[case.module.layer.weight]["bits"] = torch.empty(3, dtype=torch.uint4)
+    told = r"that the format does not hold: optim\.layer\.weight\.bits \(torch\.uint4\)\. "
+    with pytest.raises(ConfigError, match=told):
+        case.training.tensors()
+
+
+class Overwriting(pl.Callback):
+    """Writes where it should only read."""
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["state_dict"] = {"weight": torch.ones(3)}
+        checkpoint["loops"]["own"] = 1
+        checkpoint["epoch"] = checkpoint["epoch"]
+        checkpoint["own"] = 1
+
+
+def test_what_a_hook_writes_in_the_place_of_something_else_is_told() -> None:
+    trainer = pl.Trainer(callbacks=[Overwriting()], logger=False, enable_checkpointing=False)
+    trainer.strategy._lightning_module = Module()
+    told: list[str] = []
+    assert ask_hooks(trainer, told.append) == {"hooks": {"own": 1}}
+    assert told == [
+        "what on_save_checkpoint of Overwriting puts in 'state_dict'",
+        "what on_save_checkpoint of Overwriting puts in 'loops'",
+    ]

@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hetero_fw.app.json_state import from_plain, to_plain
 from hetero_fw.app.optimizer_settings import Changes, OptimizerSettings
 from hetero_fw.app.state import Monitored
-from hetero_fw.checkpoint import Metric
+from hetero_fw.checkpoint import Metric, from_plain, to_plain
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=10),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hetero_fw.checkpoint import Likeness, checkpoint_path, compare_checkpoints
+from hetero_fw.checkpoint.manifest import DTYPES
 from hetero_fw.errors import CheckpointError
 from tests.unit.checkpoint.examples import PREFIX, WAIT_S, make_saver
 
@@ -43,7 +44,7 @@ def test_every_tensor_is_compared_by_name(tmp_path: Path) -> None:
     assert found["zz"].likeness is Likeness.ONLY_IN_B
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_kind_of_number_is_compared(tmp_path: Path, dtype: torch.dtype) -> None:
     a = commit(tmp_path, 1, {"x": torch.tensor([0, 1, 1]).to(dtype)})
     b = commit(tmp_path, 2, {"x": torch.tensor([0, 1, 0]).to(dtype)})

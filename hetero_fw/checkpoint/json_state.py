@@ -1,4 +1,4 @@
-"""State of schedulers, callbacks and modules as JSON values, and back.
+"""State of optimizers, schedulers, callbacks and modules as JSON values, and back.
 
 A value that JSON has no form of is an object with a key such as `__tuple__`. What is read makes
 values of the types below and nothing else: no class or function is looked up by a name in a file.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import pathlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetero_fw.app.json_numbers import read_array, read_tensor, write_array, write_tensor
+from hetero_fw.checkpoint.json_numbers import read_array, read_tensor, write_array, write_tensor
 
 _TENSOR = "__tensor__"
+_TAKEN = "__taken__"  # a tensor that is kept elsewhere, by its name there
 _ARRAY = "__array__"
 _SCALAR = "__scalar__"
 _ITEMS = "__items__"
@@ -80,7 +81,14 @@ _FORMS = {
 _TAG_OF_FORM = {form.type: tag for tag, form in _FORMS.items()}
 
 
-def to_plain(value: Any, on_lost: Callable[[str], None] | None = None, path: str = "") -> Any:
+def to_plain(
+    value: Any,
+    on_lost: Callable[[str], None] | None = None,
+    path: str = "",
+    *,
+    on_missing: Callable[[str], None] | None = None,
+    take: Callable[[Tensor, str], str] | None = None,
+) -> Any:
     """JSON-able copy of nested containers, numbers, strings, bytes, small tensors and arrays.
 
     What has no such form is None in it. Instances of a subclass become what they derive from: a
@@ -90,12 +98,21 @@ def to_plain(value: Any, on_lost: Callable[[str], None] | None = None, path: str
         value: what is kept.
         on_lost: told where something is lost, and of what type it was.
         path: where `value` is, for that.
+        on_missing: told instead where nothing is kept, rather than a value of another type.
+        take: keeps tensors that are dense and not empty; gets each with its path, returns its name.
     """
-    return _Writer(on_lost or _say_nothing).write(value, path)
+    on_lost = on_lost or _say_nothing
+    return _Writer(on_lost, on_missing or on_lost, take).write(value, path)
 
 
-def from_plain(value: Any) -> Any:
-    """Inverse of `to_plain`. Tuples that an older release wrote come back as lists."""
+def from_plain(value: Any, tensors: Mapping[str, Tensor] | None = None) -> Any:
+    """Inverse of `to_plain`. Tuples that an older release wrote come back as lists.
+
+    Args:
+        tensors: that `take` kept, by their names.
+    """
+    if tensors is not None:
+        value = _put(value, tensors)
     if isinstance(value, list):
         return [from_plain(item) for item in value]
     if not isinstance(value, dict):
@@ -106,11 +123,35 @@ def from_plain(value: Any) -> Any:
     return _READERS[tag](value)
 
 
+def taken(value: Any) -> Iterator[tuple[str, bool]]:
+    """The name of each tensor that `take` kept for `to_plain`, and whether it was on the host."""
+    if isinstance(value, dict) and _TAKEN in value:
+        yield value[_TAKEN], value["is_on_host"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from taken(item)
+
+
+def _put(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if _TAKEN in value:
+            return tensors[value[_TAKEN]]
+        return {key: _put(item, tensors) for key, item in value.items()}
+    return [_put(item, tensors) for item in value] if isinstance(value, list) else value
+
+
 class _Writer:
     """Writes one value, and knows what it is inside of."""
 
-    def __init__(self, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_lost: Callable[[str], None],
+        on_missing: Callable[[str], None],
+        take: Callable[[Tensor, str], str] | None,
+    ) -> None:
         self._on_lost = on_lost
+        self._on_missing = on_missing
+        self._take = take
         self._open: list[int] = []  # containers around the current value, by id
 
     def write(self, value: Any, path: str) -> Any:
@@ -121,9 +162,7 @@ class _Writer:
 
     def _write(self, value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            written = write_tensor(value, _TENSOR)
-            self._kind(value, (Tensor,), path)
-            return written
+            return self._write_tensor(value, path)
         if isinstance(value, np.ndarray):
             written = write_array(value, _ARRAY)
             self._kind(value, (np.ndarray,), path)
@@ -141,8 +180,15 @@ class _Writer:
             return value
         return None if value is None else self._lose(path, type(value).__name__)
 
+    def _write_tensor(self, value: Tensor, path: str) -> Any:
+        if self._take is not None and is_dense(value) and value.numel():
+            return {_TAKEN: self._take(value, path), "is_on_host": value.device.type == "cpu"}
+        written = write_tensor(value, _TENSOR)
+        self._kind(value, (Tensor,), path)
+        return written
+
     def _lose(self, path: str, what: str) -> None:
-        self._on_lost(f"{path} ({what})")
+        self._on_missing(f"{path} ({what})")
 
     def _write_container(self, value: Any, path: str) -> Any:
         if id(value) in self._open or len(self._open) == _MAX_DEPTH:
@@ -188,6 +234,11 @@ class _Writer:
         return kind
 
 
+def is_dense(value: Tensor) -> bool:
+    """Whether its elements are all there is to it."""
+    return value.layout is torch.strided and not value.is_quantized
+
+
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
@@ -214,7 +265,12 @@ def _read_default(value: dict[str, Any]) -> defaultdict[Any, Any]:
     return defaultdict(None if factory is None else _FACTORIES[factory], _pairs(value[_DEFAULT]))
 
 
+def _read_taken(value: dict[str, Any]) -> Any:
+    raise KeyError(f"the tensor {value[_TAKEN]} is kept elsewhere")
+
+
 _READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    _TAKEN: _read_taken,
     _TENSOR: lambda value: read_tensor(value, _TENSOR),
     _ARRAY: lambda value: read_array(value, _ARRAY),
     _SCALAR: lambda value: read_array(value, _SCALAR)[()],
