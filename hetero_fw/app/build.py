@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hetero_fw.app.rules import AVERAGES_WEIGHTS
 from hetero_fw.app.schema import Callbacks, keys_of
-from hetero_fw.checkpoint import check_module, load_weights, model_tensors
+from hetero_fw.checkpoint import check_module, load_weights
 from hetero_fw.data import RankPart, build_train_loader, build_val_loader
 from hetero_fw.errors import CheckpointError, ConfigError
 from hetero_fw.planning import ParallelPlan
@@ -92,14 +92,11 @@ def build_without_values(cfg: DictConfig) -> pl.LightningModule | None:
         return None
 
 
-def check_kept(cfg: DictConfig, module: nn.Module, *, has_values: bool = True) -> list[str]:
+def check_kept(cfg: DictConfig, module: nn.Module) -> list[str]:
     """Refuse a module with state that checkpoints cannot hold, or that it does not take back.
 
-    Args:
-        has_values: it is not on the meta device, where the latter cannot be seen.
-
     Returns:
-        names of what it adds to its `state_dict` itself; none without values.
+        names of what it adds to its `state_dict` itself.
 
     Raises:
         ConfigError: of the module's state.
@@ -107,12 +104,9 @@ def check_kept(cfg: DictConfig, module: nn.Module, *, has_values: bool = True) -
     if cfg.ckpt.policy == IntervalPolicy.NONE:
         return []
     try:
-        if has_values:
-            return check_module(module)
-        model_tensors(module)
+        return check_module(module)
     except CheckpointError as error:
         raise ConfigError(f"model.module ({cfg.model.module._target_}): {error}") from error
-    return []
 
 
 def init_weights(cfg: DictConfig, module: pl.LightningModule) -> None:

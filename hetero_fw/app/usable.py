@@ -1,4 +1,4 @@
-"""Refuse what a run cannot use: storage that takes nothing, weights that are none, odd state."""
+"""Refuse what a run is to use and cannot: storage that takes nothing, weights that are none."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check_usable(cfg: DictConfig, previous: RunDirectory | None, stored: StoredR
         stored: what is kept of the run.
 
     Raises:
-        ConfigError: checkpoints cannot be kept where they are to go, or cannot hold what the module
-            keeps, or `model.init_from` is no file of weights. Names each.
+        ConfigError: checkpoints cannot be kept where they are to go, or `model.init_from` is no
+            file of weights. Names each.
     """
     if cfg.mode != "train" or (previous is not None and finished_step(cfg, previous) is not None):
         return
-    ConfigError.collect([*_places(cfg, previous), *_module(cfg, stored)])
+    ConfigError.collect([*_places(cfg, previous), *_initial_weights(cfg, stored)])
 
 
 def _places(cfg: DictConfig, previous: RunDirectory | None) -> Iterator[str]:
@@ -100,23 +100,13 @@ def _existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
 
 
-def _module(cfg: DictConfig, stored: StoredRun) -> Iterator[str]:
-    is_filled = cfg.model.init_from is not None and not stored.checkpoints  # only a fresh run is
-    if cfg.ckpt.policy == IntervalPolicy.NONE and not is_filled:
-        return
-    from hetero_fw.app.build import build_without_values, check_kept  # takes torch
+def _initial_weights(cfg: DictConfig, stored: StoredRun) -> Iterator[str]:
+    if cfg.model.init_from is None or stored.checkpoints:
+        return  # only a fresh run reads them
+    from hetero_fw.app.build import build_without_values  # takes torch
     from hetero_fw.checkpoint import check_weights_file
 
-    module = build_without_values(cfg)
     try:
-        if module is not None:
-            check_kept(cfg, module, has_values=False)
-    except ConfigError as error:
-        yield str(error)
-        return
-    if not is_filled:
-        return
-    try:
-        check_weights_file(Path(cfg.model.init_from).expanduser(), module)
+        check_weights_file(Path(cfg.model.init_from).expanduser(), build_without_values(cfg))
     except CheckpointError as error:
         yield f"model.init_from: {error}"

@@ -44,7 +44,7 @@ from hetero_fw.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
-from hetero_fw.checkpoint.module_state import canonical_fqn, check_module, model_tensors
+from hetero_fw.checkpoint.module_state import canonical_fqn, check_module
 from hetero_fw.checkpoint.newest import find_candidates, load_newest
 from hetero_fw.checkpoint.node_copies import (
     NodeCopies,
@@ -160,7 +160,6 @@ __all__ = [
     "load_newest",
     "load_weights",
     "misfits",
-    "model_tensors",
     "num_attempts",
     "open_root",
     "optimizer_class",

@@ -18,6 +18,7 @@ from hetero_fw.app.build import (
     build_module,
     build_train_data,
     build_val_data,
+    check_kept,
     init_weights,
     interval_rule,
     make,
@@ -176,3 +177,14 @@ def test_without_a_file_the_weights_stay() -> None:
 def test_what_a_constructor_refuses_is_a_configuration_error(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         build_module(config(override)).configure_optimizers()
+
+
+def test_a_module_whose_state_no_checkpoint_holds_is_named() -> None:
+    extra = "model.module._target_=tests.recovery.keeping.ExtraGPT"
+    with pytest.raises(ConfigError) as caught:
+        check_kept(config(extra), build_module(config(extra)))
+    told = str(caught.value)
+    assert "model.module (tests.recovery.keeping.ExtraGPT): _extra_state of the module" in told
+    assert "is no tensor (dict); keep extra state in a buffer." in told
+    unsaved = config(extra, "ckpt=none")
+    assert check_kept(unsaved, build_module(unsaved)) == []

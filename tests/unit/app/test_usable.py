@@ -124,16 +124,6 @@ class NeedsValues(GPTModule):
         self.first = next(self.parameters()).flatten()[0].item()
 
 
-def test_a_module_whose_state_no_checkpoint_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    extra = "model.module._target_=tests.recovery.keeping.ExtraGPT"
-    told = refusal(capsys, config(tmp_path, extra))
-    assert "model.module (tests.recovery.keeping.ExtraGPT): _extra_state of the module" in told
-    assert "is no tensor (dict); keep extra state in a buffer." in told
-    check_usable(config(tmp_path, extra, "ckpt=none"), None, StoredRun())
-
-
 def test_a_file_that_holds_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "weights.txt"
     file.write_text("none\n")
