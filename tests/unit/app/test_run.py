@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked, run
+from hetero_fw.app.changes import tell_changes
 from hetero_fw.app.entry import PRELOAD_VARIABLE
 from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.run import (
@@ -19,7 +20,6 @@ from hetero_fw.app.run import (
     _is_done,
     _preload,
     _previous_run,
-    _tell_changes,
     _with_nodes,
 )
 from hetero_fw.app.storage_settings import StoredRun
@@ -189,16 +189,16 @@ def test_changes_of_the_configuration_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
-    _tell_changes(path, "seed: 1\n")
+    tell_changes(path, "seed: 1\n")
     assert capsys.readouterr().out == ""
     path.write_text("seed: 1\nckpt:\n  policy: fixed\n")
-    _tell_changes(path, "seed: 2\nckpt:\n  policy: fixed\n")
+    tell_changes(path, "seed: 2\nckpt:\n  policy: fixed\n")
     assert capsys.readouterr().out.splitlines() == [
         "configuration changed, was: seed: 1",
         "configuration changed, now: seed: 2",
     ]
     path.write_bytes(b"\xff\xfe")
-    _tell_changes(path, "seed: 2\n")
+    tell_changes(path, "seed: 2\n")
     assert capsys.readouterr().out == ""
 
 
