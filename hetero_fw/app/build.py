@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -65,6 +67,7 @@ def constructing(key: str, node: DictConfig) -> Iterator[None]:
 def build_module(cfg: DictConfig) -> pl.LightningModule:
     """The user's module with weights that depend on the seed alone, so that all ranks agree."""
     torch.manual_seed(cfg.seed)
+    _seed_besides_torch(cfg)
     module = make(cfg.model.module, "model.module")
     if not isinstance(module, pl.LightningModule):
         raise ConfigError(
@@ -79,6 +82,15 @@ def build_module(cfg: DictConfig) -> pl.LightningModule:
             "Choose an optimizer, for example optim=adamw."
         )
     return module
+
+
+def _seed_besides_torch(cfg: DictConfig) -> None:
+    """Seed what constructors may draw from: no two processes have these streams alike otherwise.
+
+    Those of torch go on from what the module has drawn, which is the same in all processes.
+    """
+    np.random.seed(cfg.seed)
+    random.seed(cfg.seed)
 
 
 def build_without_values(cfg: DictConfig) -> pl.LightningModule | None:
@@ -129,6 +141,7 @@ def build_train_data(
     cfg: DictConfig, plan: ParallelPlan, rank: int, *, start_step: int
 ) -> DataLoader[Any]:
     """This rank's micro-batches of the steps after `start_step`."""
+    _seed_besides_torch(cfg)
     return build_train_loader(
         make(cfg.data.train, "data.train"),
         seed=cfg.seed,
@@ -145,6 +158,7 @@ def build_val_data(cfg: DictConfig, plan: ParallelPlan, rank: int) -> DataLoader
     if cfg.data.val is None or cfg.trainer.val_interval_steps is None:
         return None
     limit = cfg.trainer.limit_val_batches
+    _seed_besides_torch(cfg)
     return build_val_loader(
         make(cfg.data.val, "data.val"),
         rank=rank,

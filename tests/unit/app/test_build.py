@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -25,6 +27,28 @@ from hetero_fw.app.build import (
 from hetero_fw.errors import ConfigError
 from hetero_fw.policies import IntervalPolicy
 from tests.unit.planning.examples import plan
+
+
+class Noise:
+    """Samples that the constructor draws, and its arguments too."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.samples = [float(np.random.rand()) + random.random() for _ in range(200)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> float:
+        return self.samples[index]
+
+
+class NoisyModule(pl.LightningModule):
+    """Weights from numpy and random."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([np.random.rand(), random.random()]))
+
 
 SMALL = ("model.module.model_dim=16", "model.module.num_layers=1", "data.sequence_length=8")
 
@@ -46,6 +70,25 @@ def test_weights_depend_on_the_seed_alone() -> None:
         assert torch.equal(left, right)
     pairs = zip(first.parameters(), other.parameters(), strict=True)
     assert not all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_what_constructors_draw_depends_on_the_seed_alone() -> None:
+    target = f"model.module._target_={__name__}.NoisyModule"
+    cfg = config(target, "data.num_workers=0", "trainer.val_interval_steps=1")
+    cfg.data.train = cfg.data.val = {"_target_": f"{__name__}.Noise"}
+    made = plan(global_batch_size=cfg.data.global_batch_size)
+
+    def drawn() -> list[Any]:
+        weight = build_module(cfg).weight
+        np.random.rand(), random.random()
+        train, val = build_train_data(cfg, made, 0, start_step=0), build_val_data(cfg, made, 0)
+        assert val is not None
+        return [weight.tolist(), train.dataset.dataset.samples, val.dataset.dataset.samples]  # type: ignore[attr-defined]
+
+    first = drawn()
+    assert drawn() == first
+    cfg.seed += 1
+    assert not any(one == other for one, other in zip(drawn(), first, strict=True))
 
 
 def test_learning_rate_is_scaled_with_the_batch() -> None:
