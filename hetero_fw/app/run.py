@@ -100,7 +100,7 @@ def _run(cfg: DictConfig) -> int:
             print(f"not written: {run_dir.path} keeps the plan that its run has trained with")
             return 0
         export_options(cfg)
-        cfg = _with_run_path(cfg, run_dir)
+        cfg = _with_run_path(cfg, run_dir, stored)
         _write_plan(run_dir, plan)
         if cfg.mode == "plan":
             print(f"plan written to {run_dir.plan_path}", flush=True)
@@ -206,7 +206,7 @@ def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: Stored
         )
 
 
-def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
+def _with_run_path(cfg: DictConfig, run_dir: RunDirectory, stored: StoredRun) -> DictConfig:
     """Resolve the configuration for this run directory and store it there for the ranks."""
     resolved = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
     assert isinstance(resolved, DictConfig)
@@ -221,7 +221,7 @@ def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
     path = run_dir.hydra_path / "config.yaml"
     path.parent.mkdir(exist_ok=True)
     text = OmegaConf.to_yaml(resolved)
-    tell_changes(path, text)
+    tell_changes(path, text, has_trained=bool(stored.checkpoints))
     write_text_atomically(path, text)
     return resolved
 
