@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked
 from hetero_fw.app.build import (
+    _own_optimizer,
     build_callbacks,
     build_loggers,
     build_module,
@@ -113,9 +114,30 @@ def test_scheduler_starts_from_the_scaled_rate_and_counts_steps() -> None:
 
 def test_optimizer_of_the_module_itself_is_left_alone() -> None:
     own = config("optim=module", "model.module._target_=tests.recovery.modules.OwnOptimizerGPT")
-    assert "configure_optimizers" not in vars(build_module(own))
+    assert isinstance(optimizers_of(own), torch.optim.SGD)
+    two = config("optim=module", "model.module._target_=tests.recovery.modules.TwoOptimizersGPT")
+    with pytest.raises(ConfigError, match="returns 2 optimizers"):
+        optimizers_of(two)
     with pytest.raises(ConfigError, match="has no configure_optimizers"):
         build_module(config("optim=module"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("form", ["list", "tuple", "dicts", "with schedules"])
+def test_one_optimizer_in_every_form_that_lightning_takes(number: int, form: str) -> None:
+    optimizers = [torch.optim.SGD([torch.zeros(1)]) for _ in range(number)]
+    returned: dict[str, Any] = {
+        "list": optimizers,
+        "tuple": tuple(optimizers),
+        "dicts": [{"optimizer": optimizer} for optimizer in optimizers],
+        "with schedules": (optimizers, []),
+    }
+    configure = _own_optimizer(config(), lambda: returned[form])
+    if number == 1:
+        assert configure() is returned[form]
+    else:
+        with pytest.raises(ConfigError, match=f"returns {number} optimizers"):
+            configure()
 
 
 def test_frozen_parameters_are_not_optimized() -> None:
