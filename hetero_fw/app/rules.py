@@ -172,6 +172,11 @@ def _storage(values: Values) -> Iterator[Problem]:
             "run directory."
         )
         yield Problem("ckpt.storage", rule, given=repr(storage) if not storage.strip() else storage)
+    elif re.match(r"\w+:/(?!/)", storage):
+        scheme, _, path = storage.partition(":/")
+        url = f"{scheme}://{'/' * (scheme == 'file')}{path}"
+        rule = f"is a URL with one slash. Give {url}, or ./{storage} for a path."
+        yield Problem("ckpt.storage", rule, given=storage)
     elif "::" in storage:
         rule = "is a chain of storages; checkpoints go to one directly, without a cache between."
         yield Problem("ckpt.storage", rule, given=storage)
