@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -64,14 +67,29 @@ def constructing(key: str, node: DictConfig) -> Iterator[None]:
         raise ConfigError(f"{key} ({node._target_}): {name}{text}") from error
 
 
+class OptimizerError(ConfigError):
+    """The module asks for another way of optimizing than one optimizer that steps by itself."""
+
+
 def build_module(cfg: DictConfig) -> pl.LightningModule:
-    """The user's module with weights that depend on the seed alone, so that all ranks agree."""
+    """The user's module with weights that depend on the seed alone, so that all ranks agree.
+
+    Raises:
+        ConfigError: it cannot be made, is of another kind, or is not trained with one optimizer;
+            of several that its `configure_optimizers` returns, that tells when it is called.
+    """
     torch.manual_seed(cfg.seed)
+    _seed_besides_torch(cfg)
     module = make(cfg.model.module, "model.module")
     if not isinstance(module, pl.LightningModule):
         raise ConfigError(
             f"model.module must be a LightningModule; {cfg.model.module._target_} made a "
             f"{type(module).__name__}."
+        )
+    if not module.automatic_optimization:
+        raise OptimizerError(
+            f"model.module: {cfg.model.module._target_} has automatic_optimization=False, and only "
+            "automatic optimization is supported. Let training_step return the loss."
         )
     if cfg.optim.optimizer is not None:
         module.configure_optimizers = _optimizer_hook(cfg, module)  # type: ignore[method-assign]
@@ -80,7 +98,18 @@ def build_module(cfg: DictConfig) -> pl.LightningModule:
             f"optim.optimizer=null, but {cfg.model.module._target_} has no configure_optimizers. "
             "Choose an optimizer, for example optim=adamw."
         )
+    else:
+        module.configure_optimizers = _own_optimizer(cfg, module.configure_optimizers)  # type: ignore[method-assign]
     return module
+
+
+def _seed_besides_torch(cfg: DictConfig) -> None:
+    """Seed what constructors may draw from: no two processes have these streams alike otherwise.
+
+    Those of torch go on from what the module has drawn, which is the same in all processes.
+    """
+    np.random.seed(cfg.seed)
+    random.seed(cfg.seed)
 
 
 def build_without_values(cfg: DictConfig) -> pl.LightningModule | None:
@@ -107,6 +136,18 @@ def check_kept(cfg: DictConfig, module: nn.Module) -> list[str]:
         return check_module(module)
     except CheckpointError as error:
         raise ConfigError(f"model.module ({cfg.model.module._target_}): {error}") from error
+
+
+def optimizer_problem(cfg: DictConfig) -> str:
+    """What is wrong with the module's own optimizer; "" if nothing is, or if it cannot be seen."""
+    try:
+        with torch.device("meta"):
+            build_module(cfg).configure_optimizers()
+    except OptimizerError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001  # the ranks make it with values, and say what is wrong
+        return ""
+    return ""
 
 
 def init_weights(cfg: DictConfig, module: pl.LightningModule) -> None:
@@ -144,10 +185,30 @@ def _optimizer_hook(cfg: DictConfig, module: pl.LightningModule) -> Callable[[],
     return configure_optimizers
 
 
+def _own_optimizer(cfg: DictConfig, configure: Callable[[], Any]) -> Callable[[], Any]:
+    """`configure_optimizers` of the module itself, which must return one."""
+
+    @functools.wraps(configure)
+    def configure_one() -> Any:
+        made = configure()
+        pair = isinstance(made, list | tuple) and len(made) == 2 and isinstance(made[0], list)
+        found = made[0] if pair else made
+        number = len(found) if isinstance(found, list | tuple) else int(found is not None)
+        if number != 1:
+            raise OptimizerError(
+                f"model.module: configure_optimizers of {cfg.model.module._target_} returns "
+                f"{number} optimizers, and one is supported. Give it groups of parameters instead."
+            )
+        return made
+
+    return configure_one
+
+
 def build_train_data(
     cfg: DictConfig, plan: ParallelPlan, rank: int, *, start_step: int
 ) -> DataLoader[Any]:
     """This rank's micro-batches of the steps after `start_step`."""
+    _seed_besides_torch(cfg)
     return build_train_loader(
         make(cfg.data.train, "data.train"),
         seed=cfg.seed,
@@ -164,6 +225,7 @@ def build_val_data(cfg: DictConfig, plan: ParallelPlan, rank: int) -> DataLoader
     if cfg.data.val is None or cfg.trainer.val_interval_steps is None:
         return None
     limit = cfg.trainer.limit_val_batches
+    _seed_besides_torch(cfg)
     return build_val_loader(
         make(cfg.data.val, "data.val"),
         rank=rank,

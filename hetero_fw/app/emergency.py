@@ -10,7 +10,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from hetero_fw.app.build import constructing
 from hetero_fw.callbacks import AdaptiveCheckpoint, EmergencySave, LimitWatch
+from hetero_fw.errors import ConfigError
 from hetero_fw.monitoring import (
     EventLog,
     HostTelemetry,
@@ -41,7 +43,11 @@ def build_emergency_save(
     signals: SaveRequest,
     events: EventLog,
 ) -> EmergencySave | None:
-    """The callback, or None if `cfg`, the section `callbacks.emergency_save`, is null."""
+    """The callback, or None if `cfg`, the section `callbacks.emergency_save`, is null.
+
+    Raises:
+        ConfigError: `source` cannot be made or is none.
+    """
     if cfg is None:
         return None
     watch = LimitWatch(limit_rule(cfg))
@@ -71,8 +77,7 @@ def limit_rule(cfg: DictConfig) -> LimitRule:
 
 def _sources(cfg: DictConfig, watched: WatchedRank) -> list[TelemetrySource]:
     if cfg.source is not None:
-        device = str(watched.device)
-        return [instantiate(cfg.source, rank=watched.rank, device=device, _convert_="all")]
+        return [_own_source(cfg.source, watched)]
     sources: list[TelemetrySource] = []
     # All ranks of a host would read the same.
     if watched.local_rank == 0:
@@ -80,6 +85,18 @@ def _sources(cfg: DictConfig, watched: WatchedRank) -> list[TelemetrySource]:
     if watched.device.type == "cuda":
         sources.append(_nvml(watched.device))
     return sources
+
+
+def _own_source(node: DictConfig, watched: WatchedRank) -> TelemetrySource:
+    key, device = "callbacks.emergency_save.source", str(watched.device)
+    with constructing(key, node):
+        source = instantiate(node, rank=watched.rank, device=device, _convert_="all")
+    if not isinstance(source, TelemetrySource):
+        raise ConfigError(
+            f"{key} must have the methods read and close; {node._target_} made a "
+            f"{type(source).__name__}."
+        )
+    return source
 
 
 def _nvml(device: torch.device) -> NvmlTelemetry:

@@ -46,7 +46,21 @@ def trained_step(cfg: DictConfig, run_dir: RunDirectory) -> int | None:
     status = read_status(run_dir.status_path)
     if status is None or status.status is not Status.DONE:
         return None
-    return status.step if status.step >= int(cfg.trainer.max_steps) else None
+    is_enough = max(status.step, _asked_steps(run_dir)) >= int(cfg.trainer.max_steps)
+    return status.step if is_enough else None
+
+
+def _asked_steps(run_dir: RunDirectory) -> int:
+    """The `trainer.max_steps` that the run has ended with, which may have been long before it."""
+    ends = [e for e in read_events(run_dir.events_path) if e["event"] == EventName.RUN_END]
+    return int(ends[-1].get("max_steps", 0)) if ends else 0
+
+
+def tell_end(cfg: DictConfig, outcome: RunOutcome) -> str:
+    """Why a run ends as it does; of one that is DONE, if that was before `trainer.max_steps`."""
+    if outcome.status is not Status.DONE or outcome.step >= cfg.trainer.max_steps:
+        return outcome.reason
+    return f"training ended itself before trainer.max_steps={cfg.trainer.max_steps}"
 
 
 def what_is_left(cfg: DictConfig, run_dir: RunDirectory, step: int) -> str:

@@ -69,10 +69,12 @@ def apply(override: Override, config: DictConfig, groups: Iterable[str]) -> Prob
 def for_hydra(override: Override, config: DictConfig) -> str:
     """The text of an override as Hydra accepts it, given the composed files.
 
-    Hydra refuses to set a key that no file mentions unless it is added by force.
+    Hydra refuses to set a key that no file mentions unless it is added by force. A section may
+    hold such keys, and is merged either way.
     """
     text = override.input_line or ""
-    if override.type is OverrideType.CHANGE and not _exists(config, override.key_or_group):
+    is_new = isinstance(override.value(), dict) or not _exists(config, override.key_or_group)
+    if override.type is OverrideType.CHANGE and is_new:
         return f"++{text}"
     return text
 

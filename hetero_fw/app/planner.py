@@ -7,7 +7,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from hetero_fw.errors import ConfigError
+from hetero_fw.errors import ConfigError, did_you_mean
 from hetero_fw.hardware import ClusterSpec, DeviceKind, WorkloadProfile, build_cluster
 from hetero_fw.planning import ParallelPlan, PlanRequest, make_emulated_plan, make_plan
 from hetero_fw.profiling import (
@@ -73,6 +73,18 @@ def _missing_devices(cluster: ClusterSpec) -> list[str]:
     return missing
 
 
+def _check_prior(cfg: DictConfig, cluster: ClusterSpec) -> None:
+    """Groups that are found rather than declared are known only here."""
+    prior_s, groups = cfg.ckpt.prior_mtbf_s, dict.fromkeys(node.group for node in cluster.nodes)
+    if cfg.hardware.probe and isinstance(prior_s, DictConfig):
+        ConfigError.collect(
+            f"ckpt.prior_mtbf_s.{name} is not a hardware group.{did_you_mean(name, groups)} "
+            f"Groups found on this machine: {', '.join(groups)}."
+            for name in map(str, prior_s)
+            if name not in groups
+        )
+
+
 def workload_of(cfg: DictConfig) -> WorkloadProfile:
     """The model's costs: as its configuration states them, else estimated from its parameters."""
     if cfg.model.workload is not None:
@@ -120,8 +132,12 @@ def plan_for(
         workload: what `workload_of` returned, if it was called already.
         host_flops_per_s: rate of this machine that emulation is paced for where it is not
             configured; measured if None.
+
+    Raises:
+        ConfigError: no plan is possible, or a key names a group that is not there.
     """
     cluster = cluster_of(cfg)
+    _check_prior(cfg, cluster)
     workload, request = workload or workload_of(cfg), request_of(cfg)
     is_declared_plan = cfg.hardware.emulate == "never" or cluster.planning_only
     if is_declared_plan or not is_emulated(cfg, cluster):

@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.registry import known_implementations
 
 from hetero_fw.app.problem import Problem
+from hetero_fw.app.targets import accepted_arguments
 from hetero_fw.errors import did_you_mean
 
 Values = Mapping[str, Any]
@@ -178,6 +179,11 @@ def _storage(values: Values) -> Iterator[Problem]:
             "run directory."
         )
         yield Problem("ckpt.storage", rule, given=repr(storage) if not storage.strip() else storage)
+    elif re.match(r"\w+:/(?!/)", storage):
+        scheme, _, path = storage.partition(":/")
+        url = f"{scheme}://{'/' * (scheme == 'file')}{path}"
+        rule = f"is a URL with one slash. Give {url}, or ./{storage} for a path."
+        yield Problem("ckpt.storage", rule, given=storage)
     elif "::" in storage:
         rule = "is a chain of storages; checkpoints go to one directly, without a cache between."
         yield Problem("ckpt.storage", rule, given=storage)
@@ -250,6 +256,19 @@ def _limits(values: Values) -> Iterator[Problem]:
             )
 
 
+def _source(values: Values) -> Iterator[Problem]:
+    source = (values["callbacks"]["emergency_save"] or {}).get("source")
+    if source is None:
+        return
+    accepted = accepted_arguments(source["_target_"])
+    if accepted is not None and not {"rank", "device"} <= set(accepted):
+        yield Problem(
+            "callbacks.emergency_save.source",
+            f"must take the arguments rank and device; {source['_target_']} takes: "
+            f"{', '.join(accepted) or 'none'}.",
+        )
+
+
 def _save_signals(values: Values) -> Iterator[Problem]:
     signals = (values["callbacks"]["emergency_save"] or {}).get("save_signals")
     if signals and values["ckpt"]["policy"] == "none":
@@ -289,6 +308,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Values], Iterator[Problem]]], ...
     (("ckpt.prior_mtbf_s", "hardware.groups"), _prior_groups),
     (("model.init_from",), _init_from),
     (("callbacks.emergency_save",), _limits),
+    (("callbacks.emergency_save",), _source),
     (("callbacks.emergency_save", "ckpt.policy"), _save_signals),
     (("callbacks", "ckpt.policy"), _averaging),
 )

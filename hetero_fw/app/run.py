@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 import hetero_fw
+from hetero_fw.app.changes import tell_changes
 from hetero_fw.app.entry import PRELOAD_VARIABLE
-from hetero_fw.app.kept import tell_what_is_kept, trained_step, what_is_left
+from hetero_fw.app.kept import tell_end, tell_what_is_kept, trained_step, what_is_left
 from hetero_fw.app.left_places import check_left_places
 from hetero_fw.app.planner import cluster_of, is_emulated, plan_for, workload_of
 from hetero_fw.app.problem import report_config_error
@@ -99,7 +100,7 @@ def _run(cfg: DictConfig) -> int:
             print(f"not written: {run_dir.path} keeps the plan that its run has trained with")
             return 0
         export_options(cfg)
-        cfg = _with_run_path(cfg, run_dir)
+        cfg = _with_run_path(cfg, run_dir, stored)
         _write_plan(run_dir, plan)
         if cfg.mode == "plan":
             print(f"plan written to {run_dir.plan_path}", flush=True)
@@ -205,7 +206,7 @@ def _check_resume(cfg: DictConfig, previous: RunDirectory | None, stored: Stored
         )
 
 
-def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
+def _with_run_path(cfg: DictConfig, run_dir: RunDirectory, stored: StoredRun) -> DictConfig:
     """Resolve the configuration for this run directory and store it there for the ranks."""
     resolved = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
     assert isinstance(resolved, DictConfig)
@@ -220,21 +221,9 @@ def _with_run_path(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
     path = run_dir.hydra_path / "config.yaml"
     path.parent.mkdir(exist_ok=True)
     text = OmegaConf.to_yaml(resolved)
-    _tell_changes(path, text)
+    tell_changes(path, text, has_trained=bool(stored.checkpoints))
     write_text_atomically(path, text)
     return resolved
-
-
-def _tell_changes(path: Path, text: str) -> None:
-    """Print what differs from the configuration that the run was started with."""
-    try:
-        before, after = set(path.read_text().splitlines()), set(text.splitlines())
-    except (OSError, UnicodeDecodeError):
-        return  # there is none, or none that says anything
-    for line in sorted(before - after):
-        print(f"configuration changed, was: {line.strip()}")
-    for line in sorted(after - before):
-        print(f"configuration changed, now: {line.strip()}")
 
 
 def _write_plan(run_dir: RunDirectory, plan: ParallelPlan) -> None:
@@ -251,9 +240,12 @@ def _is_done(cfg: DictConfig, run_dir: RunDirectory) -> bool:
     if left:
         print(f"{run_dir.path} is DONE after step {step}, {left}")
         return False
+    asked = f"trainer.max_steps={cfg.trainer.max_steps}"
+    why = f"{asked} asks for no more"
+    if step < cfg.trainer.max_steps:
+        why = f"training ended itself before {asked}; a larger one goes on"
     print(
-        f"{run_dir.path} is DONE after step {step}; trainer.max_steps="
-        f"{cfg.trainer.max_steps} asks for no more. Choose another run_name for another run."
+        f"{run_dir.path} is DONE after step {step}; {why}. Choose another run_name for another run."
     )
     return True
 
@@ -371,9 +363,14 @@ def _announce(text: str) -> None:
 def _finish(
     cfg: DictConfig, run_dir: RunDirectory, plan: ParallelPlan, outcome: RunOutcome
 ) -> None:
+    reason = tell_end(cfg, outcome)
     with EventLog(run_dir.events_path, outcome.attempt) as events:
         events.write(
-            EventName.RUN_END, step=outcome.step, status=outcome.status.value, reason=outcome.reason
+            EventName.RUN_END,
+            step=outcome.step,
+            status=outcome.status.value,
+            reason=reason,
+            max_steps=cfg.trainer.max_steps,
         )
     result_path = run_dir.attempt_path(outcome.attempt) / "result.json"
     result = json.loads(result_path.read_text()) if result_path.is_file() else {}
@@ -382,7 +379,7 @@ def _finish(
         plan_dict=plan.to_dict(),
         weights_digest=result.get("weights_digest"),
         status=outcome.status,
-        reason=outcome.reason,
+        reason=reason,
     )
     if outcome.status is Status.DONE:  # also where all of it was trained in another run directory
         summary["steps"] = outcome.step
@@ -390,8 +387,8 @@ def _finish(
     # The status comes last: whoever waits for DONE finds everything in place.
     if cfg.monitor.report:
         write_report(run_dir)
-    write_status(run_dir.status_path, outcome.status, outcome.step, outcome.attempt, outcome.reason)
-    print(f"{outcome.status.value} after step {outcome.step}. {outcome.reason}".rstrip())
+    write_status(run_dir.status_path, outcome.status, outcome.step, outcome.attempt, reason)
+    print(f"{outcome.status.value} after step {outcome.step}. {reason}".rstrip())
     told = tell_what_is_kept(cfg, run_dir, outcome)
     if told:
         print(told)

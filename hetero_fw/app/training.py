@@ -113,6 +113,7 @@ def _build(context: RankContext, found: FoundCheckpoint | None, wasted: Wasted) 
     just_in_time = build_just_in_time(context, live, saver, schedules, checkpointing.stand_still)
     boundary = StepBoundary(
         on_rest=[checkpointing.rest, *(part.rest for part in just_in_time)],
+        on_end=checkpointing.end,
         on_move=[checkpointing.finish_staging, *(part.move for part in just_in_time)],
         on_start=strategy.seed_start,
         on_batch=strategy.seed_batch,

@@ -31,12 +31,13 @@ def check_usable(cfg: DictConfig, previous: RunDirectory | None, stored: StoredR
         stored: what is kept of the run.
 
     Raises:
-        ConfigError: checkpoints cannot be kept where they are to go, or `model.init_from` is no
-            file of weights. Names each.
+        ConfigError: checkpoints cannot be kept where they are to go, `model.init_from` is no file
+            of weights, or the module's own optimizer is not supported. Names each.
     """
     if cfg.mode != "train" or (previous is not None and finished_step(cfg, previous) is not None):
         return
-    ConfigError.collect([*_places(cfg, previous), *_initial_weights(cfg, stored)])
+    problems = [*_places(cfg, previous), *_initial_weights(cfg, stored), *_optimizer(cfg)]
+    ConfigError.collect(problems)
 
 
 def _places(cfg: DictConfig, previous: RunDirectory | None) -> Iterator[str]:
@@ -110,3 +111,13 @@ def _initial_weights(cfg: DictConfig, stored: StoredRun) -> Iterator[str]:
         check_weights_file(Path(cfg.model.init_from).expanduser(), build_without_values(cfg))
     except CheckpointError as error:
         yield f"model.init_from: {error}"
+
+
+def _optimizer(cfg: DictConfig) -> Iterator[str]:
+    if cfg.optim.optimizer is not None:
+        return  # nothing that the module could have instead is used
+    from hetero_fw.app.build import optimizer_problem  # takes torch
+
+    problem = optimizer_problem(cfg)
+    if problem:
+        yield problem

@@ -231,6 +231,12 @@ class AdaptiveCheckpoint(Callback):
         if tiers:
             self._save(tiers, why)
 
+    def end(self, step: int) -> None:
+        """Training ends after `step`: what ends it early, on all ranks, asks for no save."""
+        if step < self._max_steps:
+            self.save_now(f"training was ended at step {step}, before step {self._max_steps}")
+            self.rest(step)
+
     def _measure_step(self) -> None:
         """Note the time of a step, without what it stood still for."""
         now_s = time.perf_counter()

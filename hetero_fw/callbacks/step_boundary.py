@@ -24,6 +24,7 @@ class StepBoundary(Callback):
 
     Args:
         on_rest: called with the step, once for each, in this order.
+        on_end: called with the step that training ends after, once it rests.
         on_move: called when weights may change again.
         on_start: called before what hooks do at the start of training, after a restore.
         on_batch: called before what hooks do with the batch of a step that begins.
@@ -33,11 +34,13 @@ class StepBoundary(Callback):
         self,
         *,
         on_rest: Sequence[Callable[[int], None]],
+        on_end: Callable[[int], None],
         on_move: Sequence[Callable[[], None]],
         on_start: Callable[[], None],
         on_batch: Callable[[], None],
     ) -> None:
         self._on_rest = on_rest
+        self._on_end = on_end
         self._on_move = on_move
         self._on_start = on_start
         self._on_batch = on_batch
@@ -77,6 +80,8 @@ class StepBoundary(Callback):
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._rest(trainer.global_step)
+        self._on_end(trainer.global_step)
+        self._move()  # what other callbacks do here may change weights
 
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

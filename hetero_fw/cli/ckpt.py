@@ -101,7 +101,10 @@ def _source(text: str) -> RunDirectory | str:
 
 
 def _at_least_two(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if number < 2:
         raise argparse.ArgumentTypeError(
             f"{number} is too few: the newest checkpoint can turn out to be unreadable"

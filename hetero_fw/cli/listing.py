@@ -157,7 +157,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["is_newer_format"]:
         verified = "NEWER"
     copies = "" if row["num_copies"] is None else f" x{row['num_copies']}"
-    return (
+    cells = (
         str(row["step"]),
         "" if row["age_s"] is None else format_duration(max(1.0, row["age_s"])),
         "" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
@@ -166,3 +166,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{metric['name']} {format_number(metric['value'])}" if metric else "-",
         row["problem"] or row["quarantine"] or row["departure"] or row["reason"],
     )
+    return tuple(map(_printable, cells))
+
+
+def _printable(text: str) -> str:
+    """What a manifest holds may not be meant for a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

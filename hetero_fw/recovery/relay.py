@@ -12,7 +12,7 @@ _KILL_TIMEOUT_S = 10.0
 
 
 class SignalRelay:
-    """Passes each request on once; kills the ranks on a second stop or when their time is up.
+    """Passes each request on once; kills the ranks on a second SIGINT or when their time is up.
 
     Args:
         grace_s: seconds that ranks have from the first stop signal to their last checkpoint.
@@ -35,7 +35,7 @@ class SignalRelay:
 
     def forward(self, ranks: Sequence[Watched]) -> None:
         """Pass on what has come; `ranks` are those that run so far, old ones first."""
-        if self._stop.num_received >= 2 or self.is_grace_over:
+        if self._stop.is_insisted_on or self.is_grace_over:
             kill_all(list(ranks), _KILL_TIMEOUT_S)
         elif self._stop.signal_number:
             self._forward_stop(ranks)

@@ -6,18 +6,27 @@ import signal
 import time
 from types import FrameType
 
+# A terminal and a wrapper such as srun may each deliver the same Ctrl-C.
+_SAME_INTERRUPT_S = 1.0
+
 
 class StopRequest:
     """Remembers the first stop signal; whoever runs the steps asks for it at a step boundary.
 
     Nothing else happens in the handler: saving or communicating there can deadlock with what the
     signal interrupted (https://github.com/Lightning-AI/pytorch-lightning/issues/21406).
+
+    Attributes:
+        signal_number: the first one, 0 if none has come.
+        is_insisted_on: a person has given SIGINT again. Batch systems send several signals, and
+            the same one to several processes, which asks for nothing more.
     """
 
     def __init__(self) -> None:
         self.signal_number = 0
-        self.num_received = 0
+        self.is_insisted_on = False
         self._received_s = 0.0
+        self._interrupted_s: float | None = None
 
     def listen(self, *signals: signal.Signals) -> None:
         """Install the handler; main thread only."""
@@ -25,10 +34,15 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.num_received += 1
+        now_s = time.monotonic()
         if not self.signal_number:
-            self._received_s = time.monotonic()
+            self._received_s = now_s
             self.signal_number = number
+        if number == signal.SIGINT:
+            if self._interrupted_s is None:
+                self._interrupted_s = now_s
+            elif now_s - self._interrupted_s > _SAME_INTERRUPT_S:
+                self.is_insisted_on = True
 
     @property
     def age_s(self) -> float:

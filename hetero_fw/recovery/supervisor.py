@@ -349,7 +349,7 @@ class _Attempt:
     def _report(self, failure: RankFailure) -> None:
         """Log the cause and show it once: what the other ranks met follows from it."""
         if self._relay.has_stopped and failure.kind in LOST:
-            # Somebody asked for this end, twice or longer ago than ranks had time for.
+            # Somebody asked for this end, by SIGINT twice or longer ago than ranks had time for.
             self._events.write(EventName.ATTEMPT_END, outcome="stopped")
             return
         who = f"rank {failure.rank} on {failure.node}"

@@ -108,6 +108,8 @@ BAD_INPUTS = [
     (["ckpt.prefix=a/b"], "ckpt.prefix=a/b", "letters"),
     (["ckpt.storage=s33://bucket/x"], "ckpt.storage=s33://bucket/x", "Did you mean 's3'"),
     (["ckpt.storage=s3://"], "ckpt.storage=s3://: names no place", "s3://bucket/folder"),
+    (["ckpt.storage=s3:/b/x"], "ckpt.storage=s3:/b/x: is a URL with one slash", "s3://b/x"),
+    (["ckpt.storage=file:/x"], "ckpt.storage=file:/x", "file:///x"),
     (["ckpt.storage=''"], "ckpt.storage='': names no place", "null"),
     (["ckpt.storage='simplecache::s3://b/x'"], "ckpt.storage=simplecache", "chain"),
     (["ckpt.storage=s3://me:pw@bucket/x"], "ckpt.storage: holds a password", "oc.env"),

@@ -379,6 +379,22 @@ class OwnOptimizerGPT(GPTModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class TwoOptimizersGPT(GPTModule):
+    """Brings two optimizers, which only a module that steps them itself can have."""
+
+    def configure_optimizers(self) -> Any:
+        parameters = list(self.parameters())
+        return [torch.optim.SGD(parameters[:1], lr=0.1), torch.optim.SGD(parameters[1:], lr=0.1)]
+
+
+class ManualGPT(OwnOptimizerGPT):
+    """Steps its optimizer itself."""
+
+    def __init__(self, **gpt: Any) -> None:
+        super().__init__(**gpt)
+        self.automatic_optimization = False
+
+
 class NoModule(torch.nn.Module):
     """Not a LightningModule."""
 

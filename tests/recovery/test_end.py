@@ -1,4 +1,4 @@
-"""Nobody waits until older checkpoints were read back: neither other ranks nor a run that stops."""
+"""The end of training: it may come early, and nobody waits until checkpoints were read back."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ class SlowReading(pl.Callback):
             if not go_on():
                 return False
         return self._read(found, file, go_on)
+
+
+class EndsEarly(pl.Callback):
+    """Ends training after a step, and leaves other weights behind than those that were trained."""
+
+    def __init__(self, *, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        trainer.should_stop = trainer.global_step == self._step
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.should_stop:
+            for parameter in pl_module.parameters():
+                parameter.detach().zero_()
 
 
 def slow(tmp_path: Path, mode: str, step: int, num_files: int = 1) -> tuple[str, ...]:
@@ -117,3 +132,22 @@ def test_a_signal_after_the_last_step_is_safe_ends_the_run_as_done(
     assert "step 24 is safe" in run.output
     assert "older checkpoints go once newer ones are read back" in run.output
     assert run.read_json("status.json")["status"] == "DONE"
+
+
+def test_training_that_a_callback_ends_is_done_and_its_last_step_saved(
+    start_train: Callable[..., TrainRun], tmp_path: Path
+) -> None:
+    early = f"+callbacks.early={{_target_: {__name__}.EndsEarly, step: 9}}"
+    run = start_train(*PAIR, early).wait()
+    assert run.returncode == 0, run.output
+    assert "DONE after step 9. training ended itself before trainer.max_steps=24" in run.output
+    assert run.events("checkpoint_committed")[-1]["step"] == 9
+    again = start_train(*PAIR, early).wait()
+    assert again.returncode == 0, again.output
+    assert "is DONE after step 9; training ended itself" in again.output
+    assert len(again.events("plan")) == 1
+    more = start_train(*PAIR, early, "trainer.max_steps=25").wait()
+    assert more.returncode == 0, more.output
+    assert [event["step"] for event in more.events("restored")] == [9]
+    expected = undisturbed(tmp_path / "plain", *PAIR, "trainer.max_steps=25")
+    assert digest_of(more.run_dir) == digest_of(expected)

@@ -139,6 +139,15 @@ def test_a_model_that_no_checkpoint_holds_is_not_trained(train: Start) -> None:
     assert told in run.read_json("status.json")["reason"]
 
 
+def test_module_that_steps_its_optimizer_itself(train: Start) -> None:
+    # Seen in the ranks alone, as nothing of the module is built before where optim brings one.
+    run = train(*PAIR, "model.module._target_=tests.recovery.modules.ManualGPT")
+    assert run.returncode == 1
+    assert not run.events("restart")
+    assert "has automatic_optimization=False" in run.output
+    assert "Traceback" not in run.output
+
+
 def test_signal_to_every_process_of_the_run(start_train: Start, run_dir: Path) -> None:
     # As batch systems send it: to the supervisor, the fork server, agents, ranks and loaders.
     run = start_train(*PAIR, "data.num_workers=1")

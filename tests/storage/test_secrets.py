@@ -24,8 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 def login(s3: S3Server, url: str) -> tuple[str, ...]:
     return (
         f"ckpt.storage={url}",
-        f"ckpt.storage_options.secret={SECRET}",
-        f"ckpt.storage_options.key={s3.options()['key']}",
+        f"ckpt.storage_options={{secret: {SECRET}, key: {s3.options()['key']}}}",
         f"ckpt.storage_options.endpoint_url='{s3.endpoint}'",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from hetero_fw.policies import Reading
 
@@ -12,6 +12,7 @@ _STOP_TIMEOUT_S = 2.0
 _T = TypeVar("_T")
 
 
+@runtime_checkable
 class TelemetrySource(Protocol):
     """Something that can be read.
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
 
 from hetero_fw.app import compose_checked
 from hetero_fw.app.build import (
+    _own_optimizer,
     build_callbacks,
     build_loggers,
     build_module,
@@ -26,6 +29,28 @@ from hetero_fw.app.build import (
 from hetero_fw.errors import ConfigError
 from hetero_fw.policies import IntervalPolicy
 from tests.unit.planning.examples import plan
+
+
+class Noise:
+    """Samples that the constructor draws, and its arguments too."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.samples = [float(np.random.rand()) + random.random() for _ in range(200)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> float:
+        return self.samples[index]
+
+
+class NoisyModule(pl.LightningModule):
+    """Weights from numpy and random."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([np.random.rand(), random.random()]))
+
 
 SMALL = ("model.module.model_dim=16", "model.module.num_layers=1", "data.sequence_length=8")
 
@@ -47,6 +72,25 @@ def test_weights_depend_on_the_seed_alone() -> None:
         assert torch.equal(left, right)
     pairs = zip(first.parameters(), other.parameters(), strict=True)
     assert not all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_what_constructors_draw_depends_on_the_seed_alone() -> None:
+    target = f"model.module._target_={__name__}.NoisyModule"
+    cfg = config(target, "data.num_workers=0", "trainer.val_interval_steps=1")
+    cfg.data.train = cfg.data.val = {"_target_": f"{__name__}.Noise"}
+    made = plan(global_batch_size=cfg.data.global_batch_size)
+
+    def drawn() -> list[Any]:
+        weight = build_module(cfg).weight
+        np.random.rand(), random.random()
+        train, val = build_train_data(cfg, made, 0, start_step=0), build_val_data(cfg, made, 0)
+        assert val is not None
+        return [weight.tolist(), train.dataset.dataset.samples, val.dataset.dataset.samples]  # type: ignore[attr-defined]
+
+    first = drawn()
+    assert drawn() == first
+    cfg.seed += 1
+    assert not any(one == other for one, other in zip(drawn(), first, strict=True))
 
 
 def test_learning_rate_is_scaled_with_the_batch() -> None:
@@ -71,9 +115,30 @@ def test_scheduler_starts_from_the_scaled_rate_and_counts_steps() -> None:
 
 def test_optimizer_of_the_module_itself_is_left_alone() -> None:
     own = config("optim=module", "model.module._target_=tests.recovery.modules.OwnOptimizerGPT")
-    assert "configure_optimizers" not in vars(build_module(own))
+    assert isinstance(optimizers_of(own), torch.optim.SGD)
+    two = config("optim=module", "model.module._target_=tests.recovery.modules.TwoOptimizersGPT")
+    with pytest.raises(ConfigError, match="returns 2 optimizers"):
+        optimizers_of(two)
     with pytest.raises(ConfigError, match="has no configure_optimizers"):
         build_module(config("optim=module"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("form", ["list", "tuple", "dicts", "with schedules"])
+def test_one_optimizer_in_every_form_that_lightning_takes(number: int, form: str) -> None:
+    optimizers = [torch.optim.SGD([torch.zeros(1)]) for _ in range(number)]
+    returned: dict[str, Any] = {
+        "list": optimizers,
+        "tuple": tuple(optimizers),
+        "dicts": [{"optimizer": optimizer} for optimizer in optimizers],
+        "with schedules": (optimizers, []),
+    }
+    configure = _own_optimizer(config(), lambda: returned[form])
+    if number == 1:
+        assert configure() is returned[form]
+    else:
+        with pytest.raises(ConfigError, match=f"returns {number} optimizers"):
+            configure()
 
 
 def test_frozen_parameters_are_not_optimized() -> None:

@@ -19,6 +19,7 @@ from hetero_fw.app import check_command_line, worst_status
         # Known to the schema or to the target, but in no file.
         (["data=digits", "model=digits_mlp", "data.paths=x"], None),
         (["optim.optimizer.eps=1e-8"], ["++optim.optimizer.eps=1e-8"]),
+        (["ckpt.prior_mtbf_s={local: 3600}"], ["++ckpt.prior_mtbf_s={local: 3600}"]),
         (["+callbacks.t._target_=lightning.pytorch.callbacks.Timer"], None),
         (
             ["-m", "run_name=x", "seed=1,2"],

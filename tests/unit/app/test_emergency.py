@@ -5,18 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from hetero_fw.app import compose_checked
 from hetero_fw.app.build import build_callbacks
 from hetero_fw.app.check import check_section
 from hetero_fw.app.defaults import defaults_of
-from hetero_fw.app.emergency import limit_rule
+from hetero_fw.app.emergency import WatchedRank, _sources, limit_rule
 from hetero_fw.app.schema import Callbacks, EmergencySaves
 from hetero_fw.app.signals import save_signals, stop_signals
 from hetero_fw.errors import ConfigError
 from hetero_fw.policies import Limit, Measure
 
 TIMER = "+callbacks.timer={_target_:lightning.pytorch.callbacks.Timer}"
+
+
+def source(target: str) -> str:
+    return f"callbacks.emergency_save.source={{_target_:{target}}}"
+
+
+class Sensor:
+    """Says in its source that it takes nothing."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+
+def test_a_source_that_is_none_is_one_line() -> None:
+    rank = WatchedRank(rank=0, local_rank=0, device=torch.device("cpu"))
+    for target, told in {
+        "builtins.dict": "must have the methods read and close; builtins.dict made a dict",
+        "collections.deque": r"source \(collections.deque\): TypeError: .*keyword",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            _sources(compose_checked([source(target)]).callbacks.emergency_save, rank)
+    with pytest.raises(ConfigError, match=r"must take the arguments rank and device; .* name\."):
+        compose_checked([source(f"{__name__}.Sensor")])
+    hot = compose_checked([source("tests.recovery.telemetry_source.HotRank")])
+    assert len(_sources(hot.callbacks.emergency_save, rank)) == 1
 
 
 def problems(values: dict[str, Any]) -> list[str]:

@@ -101,6 +101,19 @@ def test_what_a_later_attempt_has_left_behind_is_not_gone_on_from(
     assert "that of step 9;" in ended(run_dir, Status.FAILED, 14, config(tmp_path))
 
 
+def test_training_that_ended_itself_is_not_gone_on_with(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    run_dir.path.mkdir()
+    write_status(run_dir.status_path, Status.DONE, 5, 0)
+    assert finished_step(config(tmp_path, "trainer.max_steps=7"), run_dir) is None
+    with EventLog(run_dir.events_path, 0) as events:
+        events.write("run_end", step=5, max_steps=7)
+    assert finished_step(config(tmp_path, "trainer.max_steps=7"), run_dir) == 5
+    assert finished_step(config(tmp_path, "trainer.max_steps=8"), run_dir) is None
+    write_status(run_dir.status_path, Status.RUNNING, 5, 1)
+    assert finished_step(config(tmp_path, "trainer.max_steps=7"), run_dir) is None
+
+
 def test_a_last_step_that_nothing_has_kept_is_left_to_do(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "run")
     cfg = config(tmp_path, "trainer.max_steps=7")

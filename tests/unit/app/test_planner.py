@@ -31,6 +31,12 @@ def test_this_machine_is_probed_only_where_nothing_is_declared() -> None:
     assert [node.group for node in cluster_of(config("hardware=local")).nodes] == ["local"]
 
 
+def test_a_prior_for_a_group_that_this_machine_has_not() -> None:
+    assert plan_for(config("ckpt.prior_mtbf_s={local: 3600}")).world_size >= 1
+    with pytest.raises(ConfigError, match=r"prior_mtbf_s\.locl is not .* found .*: local\."):
+        plan_for(config("ckpt.prior_mtbf_s={locl: 3600}"))
+
+
 def test_emulation() -> None:
     declared = cluster_of(config(MIX))
     if not is_emulated(config(MIX), declared):

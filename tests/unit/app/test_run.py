@@ -19,7 +19,6 @@ from hetero_fw.app.run import (
     _is_done,
     _preload,
     _previous_run,
-    _tell_changes,
     _with_nodes,
 )
 from hetero_fw.app.storage_settings import StoredRun
@@ -183,23 +182,6 @@ def test_a_damaged_plan_sets_no_pace(tmp_path: Path, text: str) -> None:
     run_dir.plan_path.write_bytes(text.encode(errors="surrogateescape"))
     assert _host_flops(run_dir) is None
     assert _host_flops(RunDirectory(tmp_path / "absent")) is None
-
-
-def test_changes_of_the_configuration_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "config.yaml"
-    _tell_changes(path, "seed: 1\n")
-    assert capsys.readouterr().out == ""
-    path.write_text("seed: 1\nckpt:\n  policy: fixed\n")
-    _tell_changes(path, "seed: 2\nckpt:\n  policy: fixed\n")
-    assert capsys.readouterr().out.splitlines() == [
-        "configuration changed, was: seed: 1",
-        "configuration changed, now: seed: 2",
-    ]
-    path.write_bytes(b"\xff\xfe")
-    _tell_changes(path, "seed: 2\n")
-    assert capsys.readouterr().out == ""
 
 
 def test_modules_of_the_user_are_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

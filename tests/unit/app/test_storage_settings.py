@@ -18,6 +18,7 @@ from hetero_fw.app.run import _with_run_path
 from hetero_fw.app.storage_settings import (
     OPTIONS_VARIABLE,
     VEIL_PREFIX,
+    StoredRun,
     conceal_file,
     concealed,
     export_options,
@@ -56,7 +57,7 @@ def config(root: Path, *overrides: str) -> DictConfig:
 def stored(cfg: DictConfig, run_dir: RunDirectory) -> DictConfig:
     """As the ranks and `hetero ckpt` read it."""
     export_options(cfg)
-    _with_run_path(cfg, run_dir)
+    _with_run_path(cfg, run_dir, StoredRun())
     read = OmegaConf.load(run_dir.hydra_path / "config.yaml")
     assert isinstance(read, DictConfig)
     return read

@@ -118,6 +118,26 @@ def test_weights_of_another_module(tmp_path: Path, capsys: pytest.CaptureFixture
     check_usable(config(tmp_path, f"model.init_from={file}", needy), None, StoredRun())
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("ManualGPT", "has automatic_optimization=False"),
+        ("TwoOptimizersGPT", "returns 2 optimizers, and one is supported"),
+    ],
+)
+def test_a_module_that_is_not_trained_with_one_optimizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], module: str, words: str
+) -> None:
+    target = f"model.module._target_=tests.recovery.modules.{module}"
+    assert words in refusal(capsys, config(tmp_path, "optim=module", target))
+
+
+def test_what_the_ranks_alone_can_see_of_an_optimizer(tmp_path: Path) -> None:
+    for name in ("recovery.modules.OwnOptimizerGPT", f"unit.app.{Path(__file__).stem}.NeedsValues"):
+        cfg = config(tmp_path, "optim=module", f"model.module._target_=tests.{name}")
+        check_usable(cfg, None, StoredRun())
+
+
 class NeedsValues(GPTModule):
     def __init__(self, **gpt: Any) -> None:
         super().__init__(**gpt)

@@ -271,6 +271,20 @@ def test_stop_at_the_last_step_is_no_stop(made: Fixture) -> None:
     assert not training.callback.was_preempted
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "saved"), [(3, [3]), (4, [4]), (MAX_STEPS, [4, 8, MAX_STEPS])]
+)
+def test_training_that_is_ended_early_saves_its_last_step(
+    made: Fixture, num_steps: int, saved: list[int]
+) -> None:
+    training = made.training()
+    for _ in range(num_steps):
+        training.step()
+    training.callback.end(num_steps)
+    assert training.saved_steps == saved
+    assert not training.callback.was_preempted
+
+
 def test_without_checkpoints_a_stop_is_still_obeyed(made: Fixture) -> None:
     training = made.training(policy=IntervalPolicy.NONE)
     training.step(stop_signal=15.0)

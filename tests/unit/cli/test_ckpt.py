@@ -79,6 +79,20 @@ def test_ls(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
     assert "not read  val_loss 0.4" in lines[1]
 
 
+def test_ls_shows_what_cannot_be_printed_by_its_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_dir = create_run_directory(tmp_path, "mine")
+    write_json_atomically(run_dir.plan_path, {"ranks": []})
+    saver = make_saver(run_dir.checkpoints_path)
+    handle = saver.save(10, weights(10, 50), {}, reason="é \ud800\x1b[31m\n")
+    assert handle.wait(WAIT_S)
+    assert main(["ckpt", "ls", str(run_dir.path)]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 2
+    assert shown.endswith("é \\ud800\\x1b[31m\\n\n")
+
+
 def test_ls_shows_what_is_damaged(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
     damage(run, 30)
     (checkpoint_path(run.checkpoints_path, PREFIX, 20) / "manifest.json").write_text("{}")
@@ -238,11 +252,14 @@ def test_bad_arguments_are_one_line(
     assert len(errors.splitlines()) == 1
 
 
-def test_too_few_to_keep_are_refused(capsys: pytest.CaptureFixture[str], run: RunDirectory) -> None:
+@pytest.mark.parametrize(("keep", "words"), [("1", "1 is too few"), ("x", "'x' is not a whole")])
+def test_too_few_to_keep_are_refused(
+    capsys: pytest.CaptureFixture[str], run: RunDirectory, keep: str, words: str
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["ckpt", "prune", str(run.path), "--keep", "1"])
+        main(["ckpt", "prune", str(run.path), "--keep", keep])
     assert caught.value.code == 2
-    assert "1 is too few" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_a_newer_release_is_not_called_damaged(
