@@ -217,7 +217,7 @@ def build_just_in_time(
             began_s = time.perf_counter()
             # If it fails, so will the first save, which says why.
             with contextlib.suppress(CheckpointError, OSError):
-                saver.prepare(training.tensors())
+                saver.prepare(training.tensors(), training.live.buffers)
             stand_still(time.perf_counter() - began_s)
         return standing
 

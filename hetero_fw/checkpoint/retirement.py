@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from hetero_fw.checkpoint.executor import Executor
@@ -36,6 +37,7 @@ class Retirement:
         counts_unread: what this attempt has committed needs no reading: of node directories,
             nobody can read a checkpoint of which every node has a part. What counts there is that
             each part was hashed on arrival.
+        on_report: told after every piece of work.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Retirement:
         rule: RetentionRule | None,
         timeout_s: float,
         counts_unread: bool,
+        on_report: Callable[[PruneReport], None] = lambda report: None,
     ) -> None:
         self.rule = rule
         self.is_stopped = False
@@ -55,6 +58,7 @@ class Retirement:
         self._executor = executor
         self._timeout_s = timeout_s
         self._counts_unread = counts_unread
+        self._on_report = on_report
         self._intact = NOTHING_READ
         self._committed: deque[int] = deque()  # steps that count unread
         self._turn = threading.Lock()  # of a slice
@@ -128,6 +132,7 @@ class Retirement:
                     patience_s=self._timeout_s,
                 )
                 self._intact = report.intact
+            self._on_report(report)
             has_room = report.deleted and decide is not decide_retention
             if report.is_complete or has_room or self.is_stopped or time.monotonic() > ends_s:
                 return report

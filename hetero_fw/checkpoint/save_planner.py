@@ -35,7 +35,8 @@ class SaveContent:
         state: JSON values; rank 0's count.
         reason: why it is made, for the manifest and the events.
         metric: how good the weights are, for retention; rank 0's counts.
-        may_be_infinite: names of tensors that may hold infinities, such as masks in buffers.
+        may_be_infinite: names of buffers among them. They may hold infinities, such as masks, and
+            each rank may have others: rank 0's are saved.
         is_unchanged: whether all tensors that are not copied at once are still as they were; asked
             in another thread when they are copied. If not, the save has failed.
         error: why this rank has nothing to save, None if it has.
@@ -86,8 +87,14 @@ class SavePlanner:
         self._agreed: tuple[Structure, SaveLayout] | None = None
         self._sequence = 0
 
-    def layout_of(self, tensors: Mapping[str, torch.Tensor]) -> SaveLayout:
+    def layout_of(
+        self, tensors: Mapping[str, torch.Tensor], buffers: Collection[str]
+    ) -> SaveLayout:
         """Who writes what of `tensors`. Collective if the last ones were others.
+
+        Args:
+            tensors: by name.
+            buffers: names of those that are rank 0's.
 
         Raises:
             CheckpointError: some rank cannot save them; on all ranks.
@@ -99,6 +106,7 @@ class SavePlanner:
                 rank=self._rank,
                 world_size=self._world_size,
                 process_group=self._process_group,
+                from_one_rank=buffers,
             )
             self._agreed = (structure, layout)
         return self._agreed[1]

@@ -159,16 +159,18 @@ class CheckpointSaver:
         """Newest step that is published anywhere, as far as this rank knows."""
         return self._safe
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def prepare(
+        self, tensors: Mapping[str, torch.Tensor], may_be_infinite: Collection[str] = ()
+    ) -> None:
         """Do ahead what else the first save of `tensors` would do: plan it, get the memory.
 
-        Collective, as that save would be.
+        Collective, as that save would be. The arguments are as of `SaveContent`.
 
         Raises:
             CheckpointError: they cannot be saved, on all ranks.
             OSError: there is no memory, on this rank.
         """
-        self._stager.prepare(self._planner.layout_of(tensors), tensors)
+        self._stager.prepare(self._planner.layout_of(tensors, may_be_infinite), tensors)
 
     def is_prepared(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether saving `tensors` needs no word of another rank."""
@@ -226,7 +228,7 @@ class CheckpointSaver:
         self._check_executor(step)
         self._tell_started(step, content.reason, targets)
         try:
-            layout = self._planner.layout_of(content.tensors)
+            layout = self._planner.layout_of(content.tensors, content.may_be_infinite)
             setup_s = time.monotonic() - started_at_s
         except Exception as error:  # noqa: BLE001  # a failed save never ends training
             self._fail_planning(targets, f"cannot plan the save: {error}", started_at_s)
@@ -266,7 +268,7 @@ class CheckpointSaver:
             What becomes of it in the nearest of its tiers, and what brings the save to its end, as
             long as that takes.
         """
-        layout = self._planner.layout_of(content.tensors)
+        layout = self._planner.layout_of(content.tensors, content.may_be_infinite)
         targets = self._targets(content.step, tiers)
         self._tell_started(content.step, content.reason, targets)
         job = self._planner.job(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,31 +85,31 @@ def agree_on_layout(
     rank: int,
     world_size: int,
     process_group: dist.ProcessGroup | None,
+    from_one_rank: Collection[str] = (),
 ) -> SaveLayout:
     """Plan who writes what. Collective on `process_group` unless `world_size` is 1.
+
+    Args:
+        tensors: what is on all ranks is spread over them.
+        from_one_rank: names of those that are rank 0's instead, as far as it has them whole.
 
     Raises:
         CheckpointError: some rank cannot save its tensors; raised on all ranks.
     """
-    planner = DefaultSavePlanner(
-        flatten_state_dict=False,
-        flatten_sharded_tensors=False,
-        # What each rank has of its own (buffers) must come from one rank to fit together.
-        dedup_save_to_lowest_rank=True,
-    )
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     proposal: SavePlan | str
     try:
         proposal = _propose(planner, tensors, is_coordinator=rank == 0)
     except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
         proposal = f"rank {rank}: {error}"
     if world_size == 1:
-        verdict = _merge(planner, [proposal])[0]
+        verdict = _merge(planner, [proposal], from_one_rank)[0]
         return _finish(planner, verdict, rank)
     proposals: list[Any] | None = [None] * world_size if rank == 0 else None
     # Plans travel between live ranks of one job by the means torch uses itself; files never
     # hold a pickle.
     dist.gather_object(proposal, proposals, group=process_group, group_dst=0)
-    verdicts = _merge(planner, proposals) if proposals is not None else None
+    verdicts = _merge(planner, proposals, from_one_rank) if proposals is not None else None
     received: list[Any] = [None]
     dist.scatter_object_list(received, verdicts, group=process_group, group_src=0)
     return _finish(planner, received[0], rank)
@@ -155,13 +155,15 @@ def _propose(
     return planner.create_local_plan()
 
 
-def _merge(planner: DefaultSavePlanner, proposals: Sequence[SavePlan | str]) -> list[Any]:
+def _merge(
+    planner: DefaultSavePlanner, proposals: Sequence[SavePlan | str], from_one_rank: Collection[str]
+) -> list[Any]:
     """One verdict per rank, or the same error text for every rank."""
     errors = [proposal for proposal in proposals if isinstance(proposal, str)]
     plans = [proposal for proposal in proposals if isinstance(proposal, SavePlan)]
     if not errors:
         try:
-            plans, _ = planner.create_global_plan(plans)
+            plans, _ = planner.create_global_plan(_without_others(plans, from_one_rank))
         except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
             errors = [f"the ranks' tensors do not fit together: {error}"]
     if errors:
@@ -169,6 +171,24 @@ def _merge(planner: DefaultSavePlanner, proposals: Sequence[SavePlan | str]) -> 
     token = secrets.token_hex(4)
     return [
         _Verdict(plan, tuple(plans) if rank == 0 else (), token) for rank, plan in enumerate(plans)
+    ]
+
+
+def _without_others(plans: list[SavePlan], from_one_rank: Collection[str]) -> list[SavePlan]:
+    """Leave to rank 0 what each rank has for itself: from several it would not fit together."""
+    first, *others = plans
+    whole = {
+        item.index.fqn
+        for item in first.items
+        if item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
+    }
+    left = whole & frozenset(from_one_rank)
+    return [
+        first,
+        *(
+            replace(plan, items=[item for item in plan.items if item.index.fqn not in left])
+            for plan in others
+        ),
     ]
 
 

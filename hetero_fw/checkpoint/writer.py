@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hetero_fw.checkpoint.commit import build_manifest
+from hetero_fw.checkpoint.directories import parse_name
 from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.manifest import Manifest
 from hetero_fw.checkpoint.node_place import NodePlace, TakeCopies
@@ -21,6 +22,7 @@ from hetero_fw.checkpoint.node_roles import (
     published_topic,
 )
 from hetero_fw.checkpoint.place import Place
+from hetero_fw.checkpoint.pruning import PruneReport
 from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.retirement import Retirement
 from hetero_fw.checkpoint.save_handle import SaveOutcome
@@ -96,6 +98,7 @@ class TierWriter:
             rule=retention,
             timeout_s=timeout_s,
             counts_unread=roles is not None,
+            on_report=self._tell_deleted,
         )
 
     def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
@@ -358,6 +361,18 @@ class TierWriter:
                 "old checkpoints were not removed: %s; %s",
                 self._reason(job, error),
                 self._safe.tell(),
+            )
+
+    def _tell_deleted(self, report: PruneReport) -> None:
+        """Log what is no more; rank 0 for all nodes, which delete the same."""
+        for path in report.deleted if self._rank == 0 else ():
+            name = parse_name(path.name)
+            self.emit(
+                EventName.CHECKPOINT_DELETED,
+                name.step if name is not None else None,
+                tier=self.tier,
+                path=str(path),
+                reason=report.reason,
             )
 
     def _reason(self, job: SaveJob, error: Exception) -> str:

@@ -25,6 +25,7 @@ class EventName(StrEnum):
     CHECKPOINT_STAGED = "checkpoint_staged"
     CHECKPOINT_COMMITTED = "checkpoint_committed"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    CHECKPOINT_DELETED = "checkpoint_deleted"
     CHECKPOINT_REJECTED = "checkpoint_rejected"
     EMERGENCY_SAVE = "emergency_save"
     FAILURE_DETECTED = "failure_detected"

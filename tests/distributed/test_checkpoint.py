@@ -200,25 +200,35 @@ def test_a_resumed_sharded_run_is_bit_identical(tmp_path: Path) -> None:
     assert len(set(digests)) == 1
 
 
-def save_replicated(rank: int, group: dist.ProcessGroup, root: str) -> tuple[float, int]:
-    tensors = {f"model.{i}": torch.full((100,), float(i + rank)) for i in range(6)}
+def save_replicated(
+    rank: int, group: dist.ProcessGroup, root: str, buffers: list[str]
+) -> tuple[float, int]:
+    tensors = {f"model.{i}": torch.full((100,), float(i + 10 * rank)) for i in range(6)}
     saver = make_saver(Path(root), rank, group)
-    saver.save(1, tensors, {"rank": rank}, reason="test")
+    saver.save(1, tensors, {"rank": rank}, reason="test", may_be_infinite=buffers)
     outcome = finished(saver)[0]
     close_together(saver, group)
     return outcome.stall_s, outcome.size_bytes
 
 
-def test_what_every_rank_has_is_written_once_and_by_one_rank(tmp_path: Path) -> None:
-    outcomes = run_ranks(save_replicated, 2, str(tmp_path))
+def test_replicated_tensors_are_written_once_and_spread(tmp_path: Path) -> None:
+    outcomes = run_ranks(save_replicated, 2, str(tmp_path), [])
     assert outcomes[0] == outcomes[1]  # every rank learns of the same costs
     manifest = read_manifest(checkpoint_path(tmp_path, PREFIX, 1))
     assert all(len(tensor.chunks) == 1 for tensor in manifest.tensors.values())
+    assert min(file.size for file in manifest.files) >= 1000
     assert manifest.state == {"rank": 0}
-    # Of averages, say, that each rank has for itself, all must be of the same rank.
-    found = {name: torch.empty(100) for name in manifest.tensors}
-    load_checkpoint(checkpoint_path(tmp_path, PREFIX, 1), found)
-    assert all((found[f"model.{i}"] == i).all() for i in range(6))
+
+
+def test_what_ranks_have_for_themselves_is_that_of_one_rank(tmp_path: Path) -> None:
+    """Of averages, say: from several ranks they would not fit together."""
+    buffers = [f"model.{i}" for i in range(5)]
+    run_ranks(save_replicated, 2, str(tmp_path), buffers)
+    path = checkpoint_path(tmp_path, PREFIX, 1)
+    assert all(len(tensor.chunks) == 1 for tensor in read_manifest(path).tensors.values())
+    found = {f"model.{i}": torch.empty(100) for i in range(6)}
+    load_checkpoint(path, found)
+    assert all((found[name] == i).all() for i, name in enumerate(buffers))
 
 
 def tensors_of(rank: int, step: int) -> dict[str, torch.Tensor]:

@@ -351,10 +351,15 @@ def test_a_new_structure_is_planned_anew(tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_are_pruned_after_the_commit(tmp_path: Path) -> None:
-    saver = make_saver(tmp_path, retention=RetentionRule(keep_latest_k=2))
+    events: Events = []
+    saver = make_saver(tmp_path, events, retention=RetentionRule(keep_latest_k=2))
     for step in range(1, 6):
         assert save(saver, step, weights(step)).ok
     assert published(tmp_path) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
+    gone = [(step, fields) for name, step, fields in events if name == "checkpoint_deleted"]
+    assert [step for step, _ in gone] == [1, 2, 3]
+    assert gone[0][1]["path"] == str(tmp_path / "hetero_ckpt-step-00000001")
+    assert "keep" in gone[0][1]["reason"]
 
 
 @pytest.mark.parametrize("value", [0.25, float("nan")])
