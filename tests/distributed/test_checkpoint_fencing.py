@@ -64,7 +64,9 @@ def test_a_stopped_attempt_that_goes_on_publishes_and_deletes_nothing(
     was_published = POINTS.index(point) >= POINTS.index(SavePoint.PUBLISHED)
     assert result["ok"] is was_published
     if not was_published:
-        assert result["reason"] == "fenced by attempt 2"
+        # A rank that was stopped past its deadline may give its writer up before that can answer.
+        too_late = ["the storage did not answer in time"] if has_writer else []
+        assert result["reason"] in ["fenced by attempt 2", *too_late]
     if takeover_steps:
         assert restorable(root) == (5, 205)
         assert published(root) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
