@@ -89,7 +89,7 @@ def create_tensors(
         saved: the JSON values that `flatten_optimizer` has returned with the tensors.
     """
     places = _Places(optimizer, names)
-    is_on_host = dict(taken([saved["values"], saved.get("common"), saved.get("added")]))
+    is_on_host = _in_containers(saved)
     return {
         name: places.unfilled(name, entry, is_on_host=is_on_host.get(name))
         for name, entry in entries.items()
@@ -134,7 +134,7 @@ def _install(
     saved: Mapping[str, Any],
 ) -> None:
     places = _Places(optimizer, names)
-    inside = {name for name, _ in taken([saved["values"], saved.get("common"), saved.get("added")])}
+    inside = _in_containers(saved)
     states: dict[str, dict[Any, Any]] = {}
     for name, tensor in tensors.items():
         owner = places.owner(name)
@@ -153,6 +153,11 @@ def _install(
         for key, value in settings.items():
             if key != "params":
                 _restore_setting(group, key, from_plain(value))
+
+
+def _in_containers(saved: Mapping[str, Any]) -> dict[str, bool]:
+    """Names of the tensors that are parts of JSON values, and whether each was on the host."""
+    return dict(taken([saved["values"], saved.get("common"), saved.get("added")]))
 
 
 class _Writer:

@@ -167,9 +167,10 @@ class TierWriter:
         except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
-                unknown = "" if job.written is None else "; it may be published all the same"
+                may_exist = job.written is not None
+                unknown = "; it may be published all the same" if may_exist else ""
                 self.tell_failure(job.spec.step, verdict.reason + unknown)
-                if unknown:
+                if may_exist:
                     self._unsettled.add(job)
                     return verdict
         if not verdict.is_committed:

@@ -66,38 +66,41 @@ class CountsItself(Scaled):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
 
 
-class CountsSigns(SGD):
+class ByParameter(SGD):
+    """Changes each parameter by its gradient and what is kept of it."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.change(parameter, self.state[parameter])
+
+    def change(self, parameter: Any, state: dict[Any, Any]) -> None:
+        raise NotImplementedError
+
+
+class CountsSigns(ByParameter):
     """Keeps numbers under numbers, and a pair."""
 
-    def __init__(self, parameters: Parameters) -> None:
-        super().__init__(parameters, lr=0.1)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            counts = state.setdefault("counts", {0: 0, 1: 0})
-            counts[int(parameter.grad.sum() > 0)] += 1
-            before, _ = state.setdefault("pair", (1.0, 0.0))
-            state["pair"] = (before * 0.9, len(counts))
-            rate = 0.1 * before / (1 + counts[1]) / len(counts)
-            parameter.add_(parameter.grad, alpha=-rate)
+    def change(self, parameter: Any, state: dict[Any, Any]) -> None:
+        counts = state.setdefault("counts", {0: 0, 1: 0})
+        counts[int(parameter.grad.sum() > 0)] += 1
+        before, _ = state.setdefault("pair", (1.0, 0.0))
+        state["pair"] = (before * 0.9, len(counts))
+        rate = 0.1 * before / (1 + counts[1]) / len(counts)
+        parameter.add_(parameter.grad, alpha=-rate)
 
 
-class Remembers(SGD):
+class Remembers(ByParameter):
     """Keeps the last gradients in lists, and one under a number."""
 
-    def __init__(self, parameters: Parameters) -> None:
-        super().__init__(parameters, lr=0.1)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            seen = state.setdefault("seen", deque(maxlen=3))
-            seen.append(parameter.grad.clone())
-            state[0] = {"mean.of": [sum(seen) / len(seen)], "none": torch.empty(0, 2)}
-            parameter.sub_(state[0]["mean.of"][0], alpha=0.1)
+    def change(self, parameter: Any, state: dict[Any, Any]) -> None:
+        seen = state.setdefault("seen", deque(maxlen=3))
+        seen.append(parameter.grad.clone())
+        state[0] = {"mean.of": [sum(seen) / len(seen)], "none": torch.empty(0, 2)}
+        parameter.sub_(state[0]["mean.of"][0], alpha=0.1)
 
 
 OPTIMIZERS: dict[str, Callable[[Parameters], Optimizer]] = {

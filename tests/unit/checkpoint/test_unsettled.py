@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from tests.unit.checkpoint.examples import (
     weights,
 )
 from tests.unit.checkpoint.object_saves import shard_of
-from tests.unit.checkpoint.test_writer_process import At
+from tests.unit.checkpoint.test_writer_process import At, wait_for
 
 COMMITTED = Verdict(is_committed=True, reason="test")
 FAILED = Verdict(is_committed=False, reason="rank 0: the disk is full")
@@ -149,13 +148,6 @@ class HeldAt:
     def __call__(self, point: SavePoint) -> None:
         if point is self._point:
             self.release.wait(WAIT_S)
-
-
-def wait_for(is_so: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_what_hung_while_it_was_published_is_not_there_once_the_storage_is_well(
