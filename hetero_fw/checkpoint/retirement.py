@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
@@ -66,6 +67,7 @@ class Retirement:
         self._retiring = threading.Lock()
         self._is_due = False
         self._has_made_room = False  # since the last save that succeeded
+        self._deleted_at_s = -math.inf
 
     def stop(self) -> None:
         """End what is under way, after the slice that is being read."""
@@ -95,8 +97,15 @@ class Retirement:
             finally:
                 self._retiring.release()
 
-    def make_room(self, on_point: OnPoint) -> str:
+    def has_deleted_since(self, time_s: float) -> bool:
+        """Whether a checkpoint has gone since then, by the monotonic clock."""
+        return self._deleted_at_s >= time_s
+
+    def make_room(self, on_point: OnPoint, within_s: float) -> str:
         """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
+
+        Args:
+            within_s: about the longest that it reads others for that.
 
         Raises:
             Exception: whatever the storage answers.
@@ -105,8 +114,7 @@ class Retirement:
         if rule is None or self._counts_unread or self.is_stopped:
             return ""
         decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        # Other ranks may wait for the verdict, which comes after this.
-        report = self._prune(rule, on_point, decide, self._timeout_s / 4)
+        report = self._prune(rule, on_point, decide, within_s)
         if not report.deleted:
             return ""
         self._has_made_room = True
@@ -116,7 +124,7 @@ class Retirement:
             for key in ("keep_latest_k", "keep_best")
             if getattr(self.rule, key) != getattr(rule, key)
         ]
-        text = f"; {report.deleted[0].name} was deleted to make room for the next save"
+        text = f"{report.deleted[0].name} was deleted to make room"
         return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
 
     def _prune(
@@ -132,6 +140,8 @@ class Retirement:
                     patience_s=self._timeout_s,
                 )
                 self._intact = report.intact
+            if report.deleted:
+                self._deleted_at_s = time.monotonic()
             self._on_report(report)
             has_room = report.deleted and decide is not decide_retention
             if report.is_complete or has_room or self.is_stopped or time.monotonic() > ends_s:

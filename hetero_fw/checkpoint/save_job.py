@@ -34,6 +34,7 @@ class SaveJob:
         num_bytes_done: of this rank's part.
         storage_hangs: whether clearing up would hang as well.
         retires: whether older checkpoints go once it is published.
+        remedy: what was done after it failed so that a save may succeed, in words.
     """
 
     handle: SaveHandle
@@ -57,6 +58,7 @@ class SaveJob:
     num_bytes_done: int = 0
     storage_hangs: bool = False
     retires: bool = True
+    remedy: str = ""
 
 
 @dataclass

@@ -52,7 +52,7 @@ class SpaceDemand:
 
     Attributes:
         keep_latest_k: newest ones to keep if there is room; `num_besides` others are kept as well.
-        gives_way: a save that finds no room there has an old one of more than two deleted.
+        gives_way: for a save that finds no room there an old one of more than two is deleted.
     """
 
     key: str
@@ -139,8 +139,8 @@ def _tightness(demand: SpaceDemand, free_bytes: int) -> str:
     return (
         f"ckpt.keep_latest_k={demand.keep_latest_k}{besides} takes "
         f"{format_bytes(demand.wanted_bytes)} on {demand.volume.path} while one more is written; "
-        f"{format_bytes(free_bytes)} are free there, and {fits}. A save that finds no room fails, "
-        "and then fewer are kept."
+        f"{format_bytes(free_bytes)} are free there, and {fits}. Where a save "
+        "finds no room an older one goes, and then fewer are kept."
     )
 
 

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from torch.distributed.distributed_c10d import Store
 
@@ -46,12 +47,14 @@ class Verdict:
     Attributes:
         reason: why it was made, or why it failed.
         stall_s: the longest time that any rank's training stood still for it.
+        is_again: it failed, and all ranks try it once more, as `again` names it.
     """
 
     is_committed: bool
     reason: str
     stall_s: float = 0.0
     size_bytes: int = 0
+    is_again: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,6 +62,11 @@ class Verdict:
     @classmethod
     def from_json(cls, text: str | bytes) -> Verdict:
         return cls(**json.loads(text))
+
+
+def again(save: str) -> str:
+    """Name of the second try of a save."""
+    return f"{save}-again"
 
 
 class VerdictBoard:
@@ -79,7 +87,7 @@ class VerdictBoard:
         self._rank = rank
         self._world_size = world_size
         self._topics = tuple(topics)
-        self._announced: dict[int, str] = {}
+        self._announced: dict[int, list[str]] = {}
         self._announced_lock = threading.Lock()
 
     def cancel(self) -> None:
@@ -116,11 +124,11 @@ class VerdictBoard:
         if not verdict.is_committed:
             self._store.set(_ended_key(save), "")
         with self._announced_lock:
-            self._announced[sequence] = save
+            self._announced.setdefault(sequence, []).append(save)
             # If every rank took part in this save, every rank is done with those before it.
             read = [earlier for earlier in self._announced if earlier < sequence]
             names = [self._announced.pop(earlier) for earlier in read if verdict.is_committed]
-        for name in names:
+        for name in chain.from_iterable(names):
             self._forget(name)
 
     def await_verdict(self, save: str, deadline_s: float) -> Verdict:
@@ -131,9 +139,12 @@ class VerdictBoard:
         return Verdict.from_json(self._store.get(key))
 
     def verdict(self, save: str) -> Verdict | None:
-        """Rank 0's verdict, if it is there: until every rank has taken part in a later save."""
+        """Rank 0's last verdict, if it is there: until every rank took part in a later save."""
         key = _verdict_key(save)
-        return Verdict.from_json(self._store.get(key)) if self._store.has([key]) else None
+        if not self._store.has([key]):
+            return None
+        verdict = Verdict.from_json(self._store.get(key))
+        return self.verdict(again(save)) if verdict.is_again else verdict
 
     def tell(self, save: str, topic: str, text: str) -> None:
         """Leave word for other ranks about a save."""

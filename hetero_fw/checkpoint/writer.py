@@ -23,15 +23,16 @@ from hetero_fw.checkpoint.node_roles import (
 )
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.pruning import PruneReport
+from hetero_fw.checkpoint.remedy import Remedy
 from hetero_fw.checkpoint.replicas import ReplicaAddress
 from hetero_fw.checkpoint.retirement import Retirement
 from hetero_fw.checkpoint.save_handle import SaveOutcome
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
-from hetero_fw.checkpoint.save_tasks import FencedBy, Publish, Remake, WritePart
+from hetero_fw.checkpoint.save_tasks import FencedBy, Publish, WritePart
 from hetero_fw.checkpoint.storage import StorageHangs, StoragePath
-from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE, lacks_room
+from hetero_fw.checkpoint.storage_error import PLACE_IS_GONE
 from hetero_fw.checkpoint.unsettled import UnsettledSaves
-from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard
+from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard, again
 from hetero_fw.errors import CheckpointError
 from hetero_fw.monitoring import EventName
 from hetero_fw.policies import RetentionRule, Tier
@@ -100,6 +101,13 @@ class TierWriter:
             counts_unread=roles is not None,
             on_report=self._tell_deleted,
         )
+        self._remedy = Remedy(
+            place=place,
+            executor=executor,
+            retirement=self._retirement,
+            timeout_s=timeout_s,
+            clear_up_s=clear_up_s(timeout_s),
+        )
 
     def emit(self, event: EventName, step: int | None, **fields: Any) -> None:
         """Report an event; a log that cannot be written does not lose a checkpoint."""
@@ -162,8 +170,9 @@ class TierWriter:
 
     def _persist(self, job: SaveJob) -> Verdict:
         try:
-            self._board.post(job.spec.token, self._write(job))
-            verdict = self._decide(job) if self._rank == 0 else self._learn(job)
+            verdict = self._try(job, job.spec.token)
+            if verdict.is_again:
+                verdict = self._try(job, again(job.spec.token))
         except Exception as error:  # noqa: BLE001  # thread boundary; training goes on
             verdict = Verdict(is_committed=False, reason=f"rank {self._rank}: {error}")
             if self._rank != 0:  # rank 0 does not know
@@ -177,6 +186,11 @@ class TierWriter:
             self._clear_up(job)
         return verdict
 
+    def _try(self, job: SaveJob, name: str) -> Verdict:
+        """One round of writing and judging; the board has it under `name`."""
+        self._board.post(name, self._write(job))
+        return self._decide(job, name) if self._rank == 0 else self._learn(job, name)
+
     def _write(self, job: SaveJob) -> ShardReport:
         deadline_s = job.staged_at_s + self._timeout_s
 
@@ -186,6 +200,8 @@ class TierWriter:
         try:
             if job.error is not None:
                 raise CheckpointError(job.error)
+            if job.written is not None:  # by an earlier try
+                return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=job.written)
             task = WritePart(
                 place=self._place_of(job, deadline_s),
                 spec=job.spec,
@@ -218,14 +234,13 @@ class TierWriter:
         ]
         return self._place.sending_to(tuple(peers))
 
-    def _learn(self, job: SaveJob) -> Verdict:
+    def _learn(self, job: SaveJob, name: str) -> Verdict:
         """Other ranks: publish on this node, if that falls to this rank, and await the verdict."""
-        token = job.spec.token
         deadline_s = job.staged_at_s + VERDICT_GRACE * self._timeout_s
         is_leader = self._roles is not None and self._rank in self._roles.leaders
         if is_leader:
             self._publish_here(job, deadline_s)
-        verdict = self._board.await_verdict(token, deadline_s)
+        verdict = self._board.await_verdict(name, deadline_s)
         if is_leader and verdict.is_committed:
             self._retire(job)
         return verdict
@@ -267,11 +282,11 @@ class TierWriter:
         )
         self.executor.run(task, deadline_s=deadline_s)
 
-    def _decide(self, job: SaveJob) -> Verdict:
+    def _decide(self, job: SaveJob, name: str) -> Verdict:
         """Rank 0: publish if every rank has written its shard, and tell everybody."""
         try:
             deadline_s = job.staged_at_s + COLLECT_GRACE * self._timeout_s
-            reports = self._board.collect(job.spec.token, deadline_s)
+            reports = self._board.collect(name, deadline_s)
             manifest = build_manifest(job.spec, job.layout.shards, reports)
             self._publish(job, manifest)
             verdict = Verdict(
@@ -282,9 +297,16 @@ class TierWriter:
             )
         except Exception as error:  # noqa: BLE001  # the other ranks wait for an answer
             job.storage_hangs |= isinstance(error, StorageHangs)
-            verdict = Verdict(is_committed=False, reason=self._reason(job, error))
+            reason = self._reason(job, error)
+            # Node directories have too few checkpoints for one to go.
+            may_again = self._roles is None and name == job.spec.token
+            verdict = Verdict(
+                is_committed=False,
+                reason=reason,
+                is_again=may_again and self._remedy.lets_try_again(job, reason),
+            )
         try:
-            self._board.announce(job.spec.token, verdict, sequence=job.sequence)
+            self._board.announce(name, verdict, sequence=job.sequence)
         except Exception as error:  # noqa: BLE001
             # What is published is published, whether or not the others can be told.
             logger.warning("verdict on step %d was not announced: %s", job.spec.step, error)
@@ -293,7 +315,8 @@ class TierWriter:
     def _tell(self, job: SaveJob, verdict: Verdict, persist_s: float) -> None:
         """Rank 0: log what became of a save. After a failure the next one shall have room first."""
         if not verdict.is_committed:
-            self.tell_failure(job.spec.step, verdict.reason + self._mended(job, verdict.reason))
+            done = self._remedy.for_the_next(job, verdict.reason)
+            self.tell_failure(job.spec.step, verdict.reason + done)
             return
         self.emit(
             EventName.CHECKPOINT_COMMITTED,
@@ -305,27 +328,6 @@ class TierWriter:
             persist_s=persist_s,
             reason=verdict.reason,
         )
-
-    def _mended(self, job: SaveJob, reason: str) -> str:
-        """Do what may let the next save succeed after one that failed for `reason`; in words."""
-        if job.storage_hangs:
-            return ""
-        if PLACE_IS_GONE in reason:
-            return self._remade()
-        if not lacks_room(reason):
-            return ""
-        try:
-            return self._retirement.make_room(job.spec.on_point)
-        except Exception as error:  # noqa: BLE001  # this save has failed already
-            return f"; no older one was deleted to make room: {self._reason(job, error)}"
-
-    def _remade(self) -> str:
-        """Have a place for the next save, where somebody has taken this one away; in words."""
-        deadline_s = time.monotonic() + clear_up_s(self._timeout_s)
-        with contextlib.suppress(Exception):
-            if self.executor.run(Remake(place=self._place), deadline_s=deadline_s):
-                return "; it was made again, empty, for the next save"
-        return ""
 
     def tell_failure(self, step: int, reason: str) -> None:
         """Log a save that failed, and what is safe all the same."""

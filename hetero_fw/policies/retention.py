@@ -128,7 +128,7 @@ def decide_room(
     *,
     spares_kept_besides: bool = False,
 ) -> RetentionDecision:
-    """Give one checkpoint up when there was no room for another, so that the next one has it.
+    """Give one checkpoint up where there was no room for another.
 
     The oldest that a smaller `keep_latest_k` would not keep. Only where there is none such, one of
     those that are kept besides: the oldest of `keep_every_n_steps`, then the worst of the best.
@@ -148,7 +148,7 @@ def decide_room(
     place = max(MIN_KEPT, newest.index(step))
     return RetentionDecision(
         delete_steps=(step,),
-        reason=f"no room: step {step} goes for the next one",
+        reason=f"no room: step {step} goes for a newer one",
         rule=replace(
             rule,
             keep_latest_k=min(rule.keep_latest_k, place),

@@ -53,9 +53,17 @@ def test_saves_go_on_where_less_fits_than_is_to_be_kept(
         assert run.returncode == 0, run.output
         assert f"ckpt.keep_latest_k=3 takes 1.94 MiB on {disk}/{run_dir.name} while" in run.output
         assert "1.76 MiB are free there, and 2 is the most that fits" in run.output
-        (failure,) = re.findall("checkpoint of step .* failed: .*", run.output)
-        assert "checkpoint of step 24 failed" in failure
-        assert "hetero_ckpt-step-00000006 was deleted to make room for the next save" in failure
+        assert not re.findall("checkpoint of step .* failed: .*", run.output)
+        # On a busy machine a later save may come before what it replaces has gone.
+        told, *later = re.findall(
+            "the storage is full, .*No space left on device; (.*)", run.output
+        )
+        assert re.fullmatch(
+            "hetero_ckpt-step-00000006 was deleted to make room and ckpt.keep_latest_k=2 holds "
+            r"from now on; the save of step 2\d is tried again",
+            told,
+        )
+        assert not [text for text in later if "holds from now on" in text]
         left = sorted(path.name[-2:] for path in (disk / run_dir.name).glob("*-step-*"))
         assert (len(left), left[-1]) == (2, "48")
 

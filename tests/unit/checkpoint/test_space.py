@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetero_fw.checkpoint import Metric, list_checkpoints
+from hetero_fw.checkpoint.save_point import SavePoint
 from hetero_fw.checkpoint.space import SpaceDemand, Volume, shortfalls, survey, tight_places
 from hetero_fw.policies import RetentionRule
 from tests.small_disk import small_disk
@@ -151,10 +153,27 @@ def test_what_is_refused_would_not_have_fitted(tmp_path: Path, disk_mib: int, fi
     assert fits or "No space left" in outcomes[-1].reason
 
 
+class OthersFill:
+    """Somebody else takes all the room that deleting a checkpoint makes, in the same moment."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = disk
+        self.num_files = 0
+
+    def __call__(self, point: SavePoint) -> None:
+        if point is SavePoint.DELETED:
+            self.fill()
+
+    def fill(self) -> None:
+        room = shutil.disk_usage(self._disk).free
+        self.num_files += 1
+        (self._disk / f"of-others-{self.num_files}").write_bytes(bytes(room - MIB // 4))
+
+
 def saved_on(
     disk: Path, rule: RetentionRule, values: list[float | None]
-) -> tuple[list[int], list[int], list[str]]:
-    """Steps from 1 on that were saved, those that are left, and why the others were not."""
+) -> tuple[list[int], list[int]]:
+    """Steps from 1 on that were saved, and those that are left."""
     events: Events = []
     saver = make_saver(disk / "checkpoints", events, retention=rule)
     saved = []
@@ -164,44 +183,82 @@ def saved_on(
         assert handle.wait(WAIT_S)
         assert handle.outcome is not None
         saved += [step] * handle.outcome.ok
-    left = [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)]
     failures = [fields["message"] for event, _, fields in events if event == "checkpoint_failed"]
-    return saved, left, failures
+    assert failures == []
+    return saved, [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)]
 
 
-def test_a_save_without_room_makes_some_for_those_after_it(tmp_path: Path) -> None:
+def test_a_save_without_room_makes_some(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "disk", 17 * MIB) as disk:
         rule = RetentionRule(keep_latest_k=4)
-        saved, left, failures = saved_on(disk, rule, [None] * 9)
-        assert (saved, left) == ([1, 2, 3, 5, 6, 7, 8, 9], [9, 8])
-        (failure,) = failures
-    assert (
-        "; hetero_ckpt-step-00000001 was deleted to make room for the next save and "
-        "ckpt.keep_latest_k=2 holds from now on; step 3 is safe" in failure
+        saved, left = saved_on(disk, rule, [None] * 9)
+        assert (saved, left) == ([*range(1, 10)], [9, 8])
+    (told,) = [text for text in caplog.messages if "is tried again" in text]
+    assert told.startswith("rank 0: the storage is full, 5.15 MiB are needed")
+    assert told.endswith(
+        "; hetero_ckpt-step-00000001 was deleted to make room and ckpt.keep_latest_k=2 holds from "
+        "now on; the save of step 4 is tried again"
     )
 
 
-def test_what_is_kept_besides_goes_only_where_nothing_else_can(tmp_path: Path) -> None:
+def test_what_is_kept_besides_goes_only_where_nothing_else_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with small_disk(tmp_path / "disk", 23 * MIB) as disk:
         rule = RetentionRule(keep_latest_k=3, monitor="loss", keep_every_n_steps=100)
-        saved, left, _ = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(9)]])
-        assert saved == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+        saved, left = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(9)]])
+        assert saved == [*range(1, 11)]
         assert left == [10, 9, 1]
+    caplog.clear()
     with small_disk(tmp_path / "smaller", 17 * MIB) as disk:
-        saved, left, failures = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(8)]])
-        assert (saved, left) == ([1, 2, 3, 5, 6, 7, 8, 9], [9, 8])
-        assert "ckpt.keep_latest_k=2, ckpt.keep_best=0 holds from now on" in failures[0]
+        saved, left = saved_on(disk, rule, [0.1, *[1.0 + step for step in range(8)]])
+        assert (saved, left) == ([*range(1, 10)], [9, 8])
+        (told,) = [text for text in caplog.messages if "is tried again" in text]
+        assert "ckpt.keep_latest_k=2, ckpt.keep_best=0 holds from now on" in told
+
+
+def test_a_save_finds_the_room_of_those_that_are_on_their_way_out(tmp_path: Path) -> None:
+    """The checkpoint that the one before it has replaced goes a moment after it was needed."""
+    with small_disk(tmp_path / "disk", 17 * MIB) as disk:
+        events: Events = []
+        retires, is_needed = threading.Event(), threading.Event()
+
+        def late(point: SavePoint) -> None:
+            if point is SavePoint.RETIRING and not is_needed.is_set():
+                retires.set()
+                assert is_needed.wait(WAIT_S)
+
+        rule = RetentionRule(keep_latest_k=2)
+        saver = make_saver(disk / "checkpoints", events, retention=rule, on_point=late)
+        for step in (1, 2):
+            assert save(saver, step, weights(step, size=300_000)).ok
+        third = saver.save(3, weights(3, size=300_000), {}, reason="test")
+        assert third.wait_for_verdict(WAIT_S)
+        assert retires.wait(WAIT_S)
+        fourth = saver.save(4, weights(4, size=300_000), {}, reason="test")
+        assert not fourth.wait_for_verdict(0.5)
+        is_needed.set()
+        assert fourth.wait(WAIT_S)
+        assert fourth.outcome is not None
+        assert fourth.outcome.ok, fourth.outcome.reason
+        assert third.wait(WAIT_S)
+        assert [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)] == [4, 3]
+        assert not [event for event, _, _ in events if event == "checkpoint_failed"]
 
 
 def test_a_disk_that_others_fill_takes_no_more_than_it_must(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 40 * MIB) as disk:
+        events: Events = []
         rule = RetentionRule(keep_latest_k=2, keep_every_n_steps=1)
-        saver = make_saver(disk / "checkpoints", retention=rule)
+        others = OthersFill(disk)
+        saver = make_saver(disk / "checkpoints", events, retention=rule, on_point=others)
         for step in (1, 2, 3, 4, 5):
             assert save(saver, step, weights(step, size=300_000)).ok
+        others.fill()
         for step in (6, 7, 8):
-            room = shutil.disk_usage(disk).free
-            (disk / f"of-others-{step}").write_bytes(bytes(room - MIB // 4))
             assert not save(saver, step, weights(step, size=300_000)).ok
         left = [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)]
         assert left == [5, 4, 3, 2]
+        first, *later = [f["message"] for event, _, f in events if event == "checkpoint_failed"]
+        assert "hetero_ckpt-step-00000001 was deleted to make room; step 5 is safe" in first
+        assert not any("was deleted" in message for message in later)

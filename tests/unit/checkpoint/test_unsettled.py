@@ -29,7 +29,7 @@ from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.save_handle import SaveHandle
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
 from hetero_fw.checkpoint.shard_layout import agree_on_layout
-from hetero_fw.checkpoint.verdict import Verdict, VerdictBoard
+from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard, again
 from hetero_fw.checkpoint.writer import TierWriter
 from hetero_fw.policies import Tier
 from tests.distributed.ranks import PRELOAD
@@ -47,6 +47,7 @@ from tests.unit.checkpoint.test_writer_process import At, wait_for
 
 COMMITTED = Verdict(is_committed=True, reason="test")
 FAILED = Verdict(is_committed=False, reason="rank 0: the disk is full")
+AGAIN = replace(FAILED, is_again=True)
 
 
 class OtherRank:
@@ -54,7 +55,7 @@ class OtherRank:
 
     def __init__(self, place: Place, timeout_s: float) -> None:
         self.place = place
-        store = HashStore()
+        store = self._store = HashStore()
         self._board = VerdictBoard(store, rank=0, world_size=2)
         executor = ThreadExecutor()
         own, content = shard_of(weights(1))
@@ -75,8 +76,8 @@ class OtherRank:
             safe=SafeStep(None),
         )
 
-    def save(self, step: int, verdict: Verdict | None) -> SaveSpec:
-        """A save that ends with `verdict`, or with none in time."""
+    def save(self, step: int, *verdicts: Verdict) -> SaveSpec:
+        """A save whose tries end with these verdicts, the last with none in time if it has none."""
         spec = SaveSpec(
             name=f"{PREFIX}-step-{step:08d}",
             token=uuid.uuid4().hex[:12],
@@ -96,14 +97,24 @@ class OtherRank:
             started_at_s=time.monotonic(),
             staged_at_s=time.monotonic(),
         )
-        if verdict is not None:
-            self.tell(spec, verdict)
+        self.tell(spec, *verdicts)
         outcome = self._writer.run(job, is_foreground=False)
-        assert outcome.ok == (verdict is COMMITTED)
+        assert outcome.ok == (COMMITTED in verdicts)
         return spec
 
-    def tell(self, spec: SaveSpec, verdict: Verdict) -> None:
-        self._board.announce(spec.token, verdict, sequence=spec.step)
+    def tell(self, spec: SaveSpec, *verdicts: Verdict) -> None:
+        """What becomes of one try after the other."""
+        for name, verdict in zip((spec.token, again(spec.token)), verdicts, strict=False):
+            self._board.announce(name, verdict, sequence=spec.step)
+
+    def reports(self, spec: SaveSpec) -> list[ShardReport]:
+        """What this rank has said in one try after the other."""
+        texts = [
+            self._store.get(f"checkpoint/{name}/report/1")
+            for name in (spec.token, again(spec.token))
+            if self._store.check([f"checkpoint/{name}/report/1"])
+        ]
+        return [ShardReport.from_json(text) for text in texts]
 
     def has_shard(self, spec: SaveSpec) -> bool:
         is_local = isinstance(self.place, DirectoryPlace)
@@ -120,17 +131,44 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place
 
 
-@pytest.mark.parametrize("late", [COMMITTED, FAILED, None])
+@pytest.mark.parametrize(
+    ("heard", "told"),
+    [
+        *[((), told) for told in ((), (COMMITTED,), (FAILED,))],
+        *[
+            (heard, (AGAIN, *told))
+            for heard in ((), (AGAIN,))
+            for told in ((), (COMMITTED,), (FAILED,))
+        ],
+    ],
+)
 def test_a_rank_that_hears_no_verdict_leaves_its_part_until_it_does(
-    place: Place, late: Verdict | None
+    place: Place, heard: tuple[Verdict, ...], told: tuple[Verdict, ...]
 ) -> None:
     rank = OtherRank(place, timeout_s=0.3)
-    unheard = rank.save(10, None)
+    unheard = rank.save(10, *heard)
     assert rank.has_shard(unheard)  # rank 0 may have published it
-    if late is not None:
-        rank.tell(unheard, late)
+    rank.tell(unheard, *told)
     rank.save(20, FAILED)
-    assert rank.has_shard(unheard) == (late is not FAILED)
+    assert rank.has_shard(unheard) == (FAILED not in told)
+
+
+def test_what_is_written_counts_for_the_next_try(place: Place) -> None:
+    rank = OtherRank(place, timeout_s=WAIT_S)
+    spec = rank.save(10, AGAIN, COMMITTED)
+    first, second = rank.reports(spec)
+    assert first == second
+    assert first.shard is not None
+    assert rank.has_shard(spec)
+    assert not rank.has_shard(rank.save(20, AGAIN, FAILED))
+
+
+def test_nothing_of_a_try_stays_in_the_store(place: Place) -> None:
+    rank = OtherRank(place, timeout_s=WAIT_S)
+    first = rank.save(10, AGAIN, COMMITTED)
+    assert len(rank.reports(first)) == 2
+    rank.save(20, COMMITTED)
+    assert rank.reports(first) == []
 
 
 def test_a_part_of_a_save_that_failed_goes_at_once(place: Place) -> None:
