@@ -109,12 +109,23 @@ def _end(process: BaseProcess) -> None:
     process.join(5.0)
 
 
-def wait_until_stopped(process: BaseProcess) -> None:
+def wait_until_stopped(process: BaseProcess, root: Path) -> set[int]:
+    """Wait until all is stopped that is about to be; the pids to continue.
+
+    One that is continued before it has stopped itself would stop for good.
+    """
     assert process.pid is not None
-    watched = psutil.Process(process.pid)
+    _wait_until_stopped(process.pid)
+    passed_by = int(note_path(root).read_text())
+    _wait_until_stopped(passed_by)
+    return {process.pid, passed_by}
+
+
+def _wait_until_stopped(pid: int) -> None:
+    watched = psutil.Process(pid)
     deadline_s = time.monotonic() + START_S
-    while watched.status() != psutil.STATUS_STOPPED:
-        assert process.is_alive(), "it ended instead of stopping"
+    while (status := watched.status()) != psutil.STATUS_STOPPED:
+        assert status != psutil.STATUS_ZOMBIE, "it ended instead of stopping"
         assert time.monotonic() < deadline_s, "it never came to the point"
         time.sleep(0.005)
 

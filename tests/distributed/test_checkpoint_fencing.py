@@ -14,7 +14,6 @@ from tests.distributed.interrupted_saves import (
     START_S,
     contents,
     interruption_at,
-    note_path,
     restorable,
     result_of,
     saving_process,
@@ -49,13 +48,12 @@ def test_a_stopped_attempt_that_goes_on_publishes_and_deletes_nothing(
     fill(root, [1, 2, 3])
     interruption = interruption_at(point, signal.SIGSTOP)
     with saving_process(root, step, 100 + step, interruption, has_writer=has_writer) as stale:
-        wait_until_stopped(stale)
-        assert stale.pid is not None
+        pids = wait_until_stopped(stale, root)
         saver = make_saver(root, attempt=2, retention=KEEP_TWO)
         for taken_step in takeover_steps:
             assert save(saver, taken_step, weights(200 + taken_step)).ok
         before = contents(root)
-        for pid in {stale.pid, int(note_path(root).read_text())}:
+        for pid in pids:
             os.kill(pid, signal.SIGCONT)
         stale.join(START_S)
         assert stale.exitcode == 0
@@ -64,9 +62,7 @@ def test_a_stopped_attempt_that_goes_on_publishes_and_deletes_nothing(
     was_published = POINTS.index(point) >= POINTS.index(SavePoint.PUBLISHED)
     assert result["ok"] is was_published
     if not was_published:
-        # A rank that was stopped past its deadline may give its writer up before that can answer.
-        too_late = ["the storage did not answer in time"] if has_writer else []
-        assert result["reason"] in ["fenced by attempt 2", *too_late]
+        assert result["reason"] == "fenced by attempt 2"
     if takeover_steps:
         assert restorable(root) == (5, 205)
         assert published(root) == ["hetero_ckpt-step-00000004", "hetero_ckpt-step-00000005"]
@@ -79,10 +75,9 @@ def test_a_stale_attempt_says_why_it_prunes_nothing(tmp_path: Path) -> None:
     fill(root, [1, 2, 3])
     interruption = interruption_at(SavePoint.RETIRING, signal.SIGSTOP)
     with saving_process(root, 4, 4, interruption) as stale:
-        wait_until_stopped(stale)
-        assert stale.pid is not None
+        (pid,) = wait_until_stopped(stale, root)
         make_saver(root, attempt=2)
-        os.kill(stale.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         stale.join(START_S)
     assert result_of(root)["warnings"] == [
         "old checkpoints were not removed: fenced by attempt 2; "
