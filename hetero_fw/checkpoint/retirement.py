@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetero_fw.checkpoint.executor import Executor
+from hetero_fw.checkpoint.executor import Executor, taking_turn
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.pruning import Decide, PruneReport
 from hetero_fw.checkpoint.read_back import NOTHING_READ
@@ -97,24 +97,32 @@ class Retirement:
             finally:
                 self._retiring.release()
 
-    def has_deleted_since(self, time_s: float) -> bool:
-        """Whether a checkpoint has gone since then, by the monotonic clock."""
+    def has_deleted_since(self, time_s: float, wait_s: float = 0.0) -> bool:
+        """Whether a checkpoint has gone since then, by the monotonic clock.
+
+        Args:
+            wait_s: longest wait for the end of what is under way.
+        """
+        ends_s = time.monotonic() + wait_s
+        while self._retiring.locked() and not self.is_stopped and time.monotonic() < ends_s:
+            time.sleep(_PAUSE_S)
         return self._deleted_at_s >= time_s
 
-    def make_room(self, on_point: OnPoint, within_s: float) -> str:
+    def make_room(self, on_point: OnPoint, deadline_s: float | None = None) -> str:
         """Delete a checkpoint, where more are kept than must be; in words, "" if none went.
 
         Args:
-            within_s: about the longest that it reads others for that.
+            deadline_s: when it has ended, by the monotonic clock; None: others need not wait.
 
         Raises:
+            StorageHangs: it has not.
             Exception: whatever the storage answers.
         """
         rule = self.rule
         if rule is None or self._counts_unread or self.is_stopped:
             return ""
         decide = functools.partial(decide_room, spares_kept_besides=self._has_made_room)
-        report = self._prune(rule, on_point, decide, within_s)
+        report = self._prune(rule, on_point, decide, self._timeout_s / 4, deadline_s)
         if not report.deleted:
             return ""
         self._has_made_room = True
@@ -128,20 +136,28 @@ class Retirement:
         return text + (f" and {', '.join(changed)} holds from now on" if changed else "")
 
     def _prune(
-        self, rule: RetentionRule, on_point: OnPoint, decide: Decide, time_s: float
+        self,
+        rule: RetentionRule,
+        on_point: OnPoint,
+        decide: Decide,
+        time_s: float,
+        deadline_s: float | None = None,
     ) -> PruneReport:
         """Read for about `time_s`, and delete as far as that allows."""
         ends_s = time.monotonic() + time_s
+        patience_s = self._timeout_s if deadline_s is None else None
         while True:
-            with self._turn:
+            now_s = time.monotonic()
+            # A slice waits for the executor, and then has its own time.
+            with taking_turn(self._turn, deadline_s or now_s + 3 * self._timeout_s, None):
                 report = self._executor.run(
                     self._slice(rule, on_point, decide),
-                    deadline_s=time.monotonic() + self._timeout_s,
-                    patience_s=self._timeout_s,
+                    deadline_s=deadline_s or time.monotonic() + self._timeout_s,
+                    patience_s=patience_s,
                 )
                 self._intact = report.intact
-            if report.deleted:
-                self._deleted_at_s = time.monotonic()
+                if report.deleted:
+                    self._deleted_at_s = time.monotonic()
             self._on_report(report)
             has_room = report.deleted and decide is not decide_retention
             if report.is_complete or has_room or self.is_stopped or time.monotonic() > ends_s:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hetero_fw.checkpoint.executor import Executor
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.save_job import SaveJob
 from hetero_fw.checkpoint.save_tasks import Discard
+from hetero_fw.checkpoint.storage_error import lacks_room
 from hetero_fw.checkpoint.verdict import VerdictBoard
+from hetero_fw.errors import CheckpointError
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +49,21 @@ class UnsettledSaves:
         name = job.layout.own.file_name
         task = Discard(place=self.place, spec=job.spec, file_name=name, manifest=job.manifest)
         self.executor.run(task, deadline_s=deadline_s)
+
+    def write(self, write: Callable[[], T], within_s: float) -> T:
+        """Call `write`, and settle once it has shown that the storage is well.
+
+        What is left of earlier saves may hold the room that it lacks: then it is called once more.
+        """
+        try:
+            written = write()
+        except CheckpointError as error:
+            if not self.jobs or not lacks_room(str(error)):
+                raise
+            self.settle(within_s)
+            return write()
+        self.settle(within_s)
+        return written
 
     def settle(self, within_s: float) -> None:
         """Make those that have failed by now be gone; to be called while the storage is well."""

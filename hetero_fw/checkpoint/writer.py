@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from hetero_fw.checkpoint.commit import build_manifest
@@ -105,6 +106,7 @@ class TierWriter:
             place=place,
             executor=executor,
             retirement=self._retirement,
+            unsettled=self._unsettled,
             timeout_s=timeout_s,
             clear_up_s=clear_up_s(timeout_s),
         )
@@ -200,6 +202,8 @@ class TierWriter:
         try:
             if job.error is not None:
                 raise CheckpointError(job.error)
+            if job.storage_hangs:
+                raise StorageHangs("the storage did not answer in time")
             if job.written is not None:  # by an earlier try
                 return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=job.written)
             task = WritePart(
@@ -211,8 +215,8 @@ class TierWriter:
                 may_be_infinite=job.may_be_infinite,
                 time_left_s=deadline_s - time.monotonic(),
             )
-            job.written = self.executor.run(task, deadline_s=deadline_s, on_progress=on_progress)
-            self._unsettled.settle(clear_up_s(self._timeout_s))
+            write = partial(self.executor.run, task, deadline_s=deadline_s, on_progress=on_progress)
+            job.written = self._unsettled.write(write, clear_up_s(self._timeout_s))
         except Exception as error:  # noqa: BLE001  # the error becomes every rank's verdict
             job.storage_hangs = isinstance(error, StorageHangs)
             return ShardReport(rank=self._rank, error=str(error) or repr(error))

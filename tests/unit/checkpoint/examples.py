@@ -21,6 +21,8 @@ from hetero_fw.checkpoint import (
     flatten_training_state,
     read_manifest,
 )
+from hetero_fw.checkpoint.commit import SaveSpec
+from hetero_fw.checkpoint.directories import checkpoint_name
 
 PREFIX = "hetero_ckpt"
 WAIT_S = 30.0
@@ -71,6 +73,22 @@ def claimed(root: Path, attempt: int = 1) -> AttemptDirectories:
     """The directories of an attempt that begins here, or has begun already."""
     own = AttemptDirectories(root=root, attempt=attempt)
     return own if own.staging.is_dir() else claim_attempt(root, attempt)
+
+
+def spec_of(step: int, **others: Any) -> SaveSpec:
+    """What a save of `step` says of itself."""
+    settings: dict[str, Any] = {
+        "name": checkpoint_name(PREFIX, step),
+        "token": "token",
+        "step": step,
+        "attempt": 1,
+        "plan_fingerprint": "plan",
+        "world_size": 1,
+        "reason": "test",
+        "hash": HashAlgorithm.XXH3_128,
+        **others,
+    }
+    return SaveSpec(**settings)
 
 
 def published(root: Path) -> list[str]:

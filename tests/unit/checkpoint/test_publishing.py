@@ -18,11 +18,10 @@ from hetero_fw.checkpoint import (
     claim_attempt,
     read_manifest,
 )
-from hetero_fw.checkpoint.commit import SaveSpec
 from hetero_fw.checkpoint.hashing import hexdigest
 from hetero_fw.checkpoint.replicas import send_copy
 from hetero_fw.errors import CheckpointError
-from tests.unit.checkpoint.examples import PREFIX, make_saver, published, save, weights
+from tests.unit.checkpoint.examples import PREFIX, make_saver, published, save, spec_of, weights
 from tests.unit.checkpoint.node_directories import shard
 from tests.unit.checkpoint.test_replicas import receiver
 
@@ -152,16 +151,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         directories = claim_attempt(root, 1)
         self.place = NodePlace(directories=directories, node="a", files=(SHARD, COPY))
-        self.spec = SaveSpec(
-            name=NAME,
-            token="a",
-            step=1,
-            attempt=1,
-            plan_fingerprint="plan",
-            world_size=3,
-            reason="test",
-            hash=HashAlgorithm.XXH3_128,
-        )
+        self.spec = spec_of(1, token="a", world_size=3)
         self.manifest = Manifest(
             step=1,
             attempt=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,35 +214,6 @@ def test_what_is_kept_besides_goes_only_where_nothing_else_can(
         assert (saved, left) == ([*range(1, 10)], [9, 8])
         (told,) = [text for text in caplog.messages if "is tried again" in text]
         assert "ckpt.keep_latest_k=2, ckpt.keep_best=0 holds from now on" in told
-
-
-def test_a_save_finds_the_room_of_those_that_are_on_their_way_out(tmp_path: Path) -> None:
-    """The checkpoint that the one before it has replaced goes a moment after it was needed."""
-    with small_disk(tmp_path / "disk", 17 * MIB) as disk:
-        events: Events = []
-        retires, is_needed = threading.Event(), threading.Event()
-
-        def late(point: SavePoint) -> None:
-            if point is SavePoint.RETIRING and not is_needed.is_set():
-                retires.set()
-                assert is_needed.wait(WAIT_S)
-
-        rule = RetentionRule(keep_latest_k=2)
-        saver = make_saver(disk / "checkpoints", events, retention=rule, on_point=late)
-        for step in (1, 2):
-            assert save(saver, step, weights(step, size=300_000)).ok
-        third = saver.save(3, weights(3, size=300_000), {}, reason="test")
-        assert third.wait_for_verdict(WAIT_S)
-        assert retires.wait(WAIT_S)
-        fourth = saver.save(4, weights(4, size=300_000), {}, reason="test")
-        assert not fourth.wait_for_verdict(0.5)
-        is_needed.set()
-        assert fourth.wait(WAIT_S)
-        assert fourth.outcome is not None
-        assert fourth.outcome.ok, fourth.outcome.reason
-        assert third.wait(WAIT_S)
-        assert [info.step for info in list_checkpoints(disk / "checkpoints", PREFIX)] == [4, 3]
-        assert not [event for event, _, _ in events if event == "checkpoint_failed"]
 
 
 def test_a_disk_that_others_fill_takes_no_more_than_it_must(tmp_path: Path) -> None:

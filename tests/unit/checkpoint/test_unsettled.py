@@ -16,7 +16,6 @@ from torch.distributed import HashStore
 
 from hetero_fw.checkpoint import (
     DirectoryPlace,
-    HashAlgorithm,
     ObjectPlace,
     SavePoint,
     WriterProcess,
@@ -28,6 +27,7 @@ from hetero_fw.checkpoint.host_memory import HostMemory
 from hetero_fw.checkpoint.place import Place
 from hetero_fw.checkpoint.save_handle import SaveHandle
 from hetero_fw.checkpoint.save_job import SafeStep, SaveJob
+from hetero_fw.checkpoint.save_point import OnPoint, pass_by
 from hetero_fw.checkpoint.shard_layout import agree_on_layout
 from hetero_fw.checkpoint.verdict import ShardReport, Verdict, VerdictBoard, again
 from hetero_fw.checkpoint.writer import TierWriter
@@ -40,6 +40,7 @@ from tests.unit.checkpoint.examples import (
     make_saver,
     published,
     save,
+    spec_of,
     weights,
 )
 from tests.unit.checkpoint.object_saves import shard_of
@@ -76,18 +77,9 @@ class OtherRank:
             safe=SafeStep(None),
         )
 
-    def save(self, step: int, *verdicts: Verdict) -> SaveSpec:
+    def save(self, step: int, *verdicts: Verdict, on_point: OnPoint = pass_by) -> SaveSpec:
         """A save whose tries end with these verdicts, the last with none in time if it has none."""
-        spec = SaveSpec(
-            name=f"{PREFIX}-step-{step:08d}",
-            token=uuid.uuid4().hex[:12],
-            step=step,
-            attempt=1,
-            plan_fingerprint="plan",
-            world_size=2,
-            reason="test",
-            hash=HashAlgorithm.XXH3_128,
-        )
+        spec = spec_of(step, token=uuid.uuid4().hex[:12], world_size=2, on_point=on_point)
         job = SaveJob(
             handle=SaveHandle(step),
             sequence=step,
@@ -161,6 +153,21 @@ def test_what_is_written_counts_for_the_next_try(place: Place) -> None:
     assert first.shard is not None
     assert rank.has_shard(spec)
     assert not rank.has_shard(rank.save(20, AGAIN, FAILED))
+
+
+def test_a_write_that_hangs_is_not_begun_again(place: Place) -> None:
+    rank = OtherRank(place, timeout_s=0.5)
+    ends = threading.Event()
+
+    def hang(point: SavePoint) -> None:
+        if point is SavePoint.WRITING_SHARD:
+            ends.wait(WAIT_S)
+
+    spec = rank.save(10, AGAIN, FAILED, on_point=hang)
+    ends.set()
+    assert [report.error for report in rank.reports(spec)] == [
+        "the storage did not answer in time"
+    ] * 2
 
 
 def test_nothing_of_a_try_stays_in_the_store(place: Place) -> None:
