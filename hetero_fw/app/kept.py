@@ -23,6 +23,7 @@ from hetero_fw.monitoring import (
     committed_saves,
     read_events,
     read_status,
+    rejected_steps,
     saves_on_line,
 )
 from hetero_fw.policies import IntervalPolicy, Tier
@@ -152,7 +153,14 @@ def _tell_restart(
         steps = within(_LOOK_TIMEOUT_S, lambda: _steps_there(cfg, run_dir, root))
     except (OSError, CheckpointError, ConfigError) as error:
         return f"{was} what is kept now cannot be seen: {error}"
-    step = max(steps - left, default=0)
+    rejected = rejected_steps(events) & steps
+    step = max(steps - left - rejected, default=0)
+    if rejected and not step:
+        told = ", ".join(map(str, sorted(rejected)))
+        return (
+            f"Nothing is there that a restart could go on from: of the checkpoints in {root} all "
+            f"were rejected (steps {told}; events.jsonl says why)."
+        )
     if not step:
         why = f"{was} no checkpoint is left in {root}" if saved else was.removesuffix(", and")
         return f"{why}: the same command begins at step 0."

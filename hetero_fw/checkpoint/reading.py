@@ -20,6 +20,7 @@ from hetero_fw.checkpoint.storage import (
     NUM_PIECES_AHEAD,
     StoragePath,
     is_object_store,
+    open_regular,
     read_ranges,
 )
 from hetero_fw.checkpoint.storage import PIECE_BYTES as RANGE_BYTES
@@ -201,7 +202,7 @@ def _fill(path: StoragePath, span: Span, window: memoryview, counts: Iterator[in
 
 def _read_into(path: Path, span: Span, window: memoryview) -> Iterator[int]:
     done = 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(span.begin)
         while done < len(window):
             count = file.readinto(window[done : done + PIECE_BYTES])

@@ -10,7 +10,7 @@ from pathlib import Path
 from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest, new_hasher
 from hetero_fw.checkpoint.save_point import OnPoint, SavePoint, pass_by
 from hetero_fw.checkpoint.shard_layout import ShardLayout
-from hetero_fw.checkpoint.storage import StoragePath, is_object_store, read_pieces
+from hetero_fw.checkpoint.storage import StoragePath, is_object_store, open_regular, read_pieces
 
 PIECE_BYTES = 8 * 2**20
 
@@ -136,7 +136,7 @@ def _local_pieces(path: Path, start: int) -> Iterator[memoryview]:
     """The content from byte `start`, in order; each piece is valid until the next."""
     scratch = bytearray(PIECE_BYTES)
     window = memoryview(scratch)
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(start)
         while count := file.readinto(scratch):
             yield window[:count]

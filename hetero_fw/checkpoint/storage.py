@@ -7,9 +7,12 @@ needs to log in. Its text and its `repr` do not show that.
 from __future__ import annotations
 
 import errno
+import os
+import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,20 @@ def unknown_scheme(location: str) -> str:
     )
 
 
+def open_regular(path: Path) -> FileIO:
+    """Open a local file to read it, unbuffered.
+
+    Raises:
+        OSError: it cannot be opened, or is none: a pipe would be waited for, and a device never
+            ends.
+    """
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
 def read_bytes(file: StoragePath) -> bytes:
     """The whole content of a small file.
 
@@ -135,7 +152,8 @@ def read_bytes(file: StoragePath) -> bytes:
         StorageError: a remote one cannot.
     """
     if not is_object_store(file):
-        return file.read_bytes()
+        with open_regular(file) as stream:
+            return stream.read()
     with storage_errors(file, file.storage_options):
         return bytes(file.fs.cat_file(file.path, **request_limit(file.fs)))
 

@@ -30,7 +30,7 @@ from hetero_fw.checkpoint.module_state import (
     give_back,
     model_tensors,
 )
-from hetero_fw.checkpoint.storage import StoragePath
+from hetero_fw.checkpoint.storage import StoragePath, open_regular
 from hetero_fw.errors import CheckpointError, did_you_mean
 
 # A safetensors file starts with the length of its header, 8 bytes, and the header, JSON.
@@ -194,7 +194,7 @@ def _no_fit(path: Path) -> str:
 
 def _each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     with _foreign(path):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(len(_OLDER))
         if beginning[_HEADER_AT:].startswith(b"{"):
             # Reads the header, and compares it with the file's size.
@@ -215,7 +215,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """
     path = Path(path)
     with _foreign(path):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(_HEADER_AT + 1)
         if beginning[_HEADER_AT:] == b"{":
             return load_file(path)

@@ -19,7 +19,7 @@ from hetero_fw.monitoring.quantities import format_bytes, format_duration, forma
 from hetero_fw.monitoring.report import write_report
 from hetero_fw.monitoring.rundir import RunDirectory, attempt_numbers, create_run_directory
 from hetero_fw.monitoring.runlock import RunLock
-from hetero_fw.monitoring.saves import committed_saves, num_committed_saves
+from hetero_fw.monitoring.saves import committed_saves, num_committed_saves, rejected_steps
 from hetero_fw.monitoring.secrets import MASK, without_secrets
 from hetero_fw.monitoring.status import RunStatus, Status, read_status, write_status
 from hetero_fw.monitoring.step_record import StepRecord
@@ -68,6 +68,7 @@ __all__ = [
     "read_metrics",
     "read_scalars",
     "read_status",
+    "rejected_steps",
     "saves_on_line",
     "summarize",
     "without_secrets",

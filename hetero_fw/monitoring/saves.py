@@ -60,6 +60,21 @@ def quarantined_steps(events: Iterable[Row]) -> list[int]:
     return sorted(step for step in steps if step is not None)
 
 
+def rejected_steps(events: Sequence[Row]) -> set[int]:
+    """Steps of checkpoints that the last attempt found unusable, wherever it looked for them.
+
+    One that it went on from all the same had a sound copy elsewhere; one that it saved is another.
+    """
+    last = max((event["attempt"] for event in events), default=0)
+    own = [event for event in events if event["attempt"] == last]
+
+    def steps(*names: EventName) -> set[int]:
+        return {event["step"] for event in own if event["event"] in names and "step" in event}
+
+    sound = steps(EventName.RESTORED, EventName.CHECKPOINT_COMMITTED)
+    return steps(EventName.CHECKPOINT_REJECTED) - sound
+
+
 def is_quarantine(event: Row) -> bool:
     """Whether it tells of a checkpoint that is sound and passed over all the same."""
     is_rejection = event["event"] == EventName.CHECKPOINT_REJECTED

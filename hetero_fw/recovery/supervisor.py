@@ -146,7 +146,7 @@ class Supervisor:
         if end is RankEnd.DONE:
             return RunOutcome(status=Status.DONE, step=step, attempt=attempt, reason="")
         name = _signal_name(self._stop.signal_number)
-        reason = f"stopped by {name} after step {step}; the same command continues from there"
+        reason = f"stopped by {name} after step {step}; the same command goes on"
         return RunOutcome(status=Status.PREEMPTED, step=step, attempt=attempt, reason=reason)
 
     def _given_up(

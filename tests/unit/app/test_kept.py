@@ -101,6 +101,22 @@ def test_what_a_later_attempt_has_left_behind_is_not_gone_on_from(
     assert "that of step 9;" in ended(run_dir, Status.FAILED, 14, config(tmp_path))
 
 
+def test_what_was_rejected_is_not_gone_on_from(tmp_path: Path, run_dir: RunDirectory) -> None:
+    cfg = config(tmp_path)
+    log(run_dir, ("attempt_start", None), ("checkpoint_rejected", 12), attempt=1)
+    assert "that of step 6; a restart" in ended(run_dir, Status.FAILED, 0, cfg)
+    log(run_dir, ("checkpoint_rejected", 6), attempt=1)
+    assert ended(run_dir, Status.FAILED, 0, cfg) == (
+        "Nothing is there that a restart could go on from: of the checkpoints in "
+        f"{run_dir.checkpoints_path} all were rejected (steps 6, 12; events.jsonl says why)."
+    )
+    # One copy was damaged, another was not; and what is saved again is another checkpoint.
+    log(run_dir, ("restored", 6), attempt=1)
+    assert "that of step 6; a restart" in ended(run_dir, Status.FAILED, 0, cfg)
+    log(run_dir, ("checkpoint_committed", 12), attempt=1)
+    assert "that of step 12; a restart" in ended(run_dir, Status.FAILED, 0, cfg)
+
+
 def test_training_that_ended_itself_is_not_gone_on_with(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "run")
     run_dir.path.mkdir()

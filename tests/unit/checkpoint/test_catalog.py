@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,24 @@ def remove_manifest(root: Path) -> str:
     return "manifest.json"
 
 
+def pipe_for_manifest(root: Path) -> str:
+    remove_manifest(root)
+    os.mkfifo(newest(root) / "manifest.json")
+    return "manifest.json: "
+
+
+def device_for_manifest(root: Path) -> str:
+    remove_manifest(root)
+    (newest(root) / "manifest.json").symlink_to("/dev/zero")
+    return "manifest.json: "
+
+
+def pipe_for_shard(root: Path) -> str:
+    remove_shard(root)
+    os.mkfifo(newest(root) / SHARD)
+    return SHARD
+
+
 DAMAGES: list[Callable[[Path], str]] = [
     flip_in_shard,
     truncate_shard,
@@ -132,6 +151,9 @@ DAMAGES: list[Callable[[Path], str]] = [
     torn_manifest,
     flip_in_manifest,
     remove_manifest,
+    pipe_for_manifest,
+    device_for_manifest,
+    pipe_for_shard,
 ]
 
 
