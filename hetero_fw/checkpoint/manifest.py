@@ -22,7 +22,12 @@ from typing import Any
 import torch
 
 from hetero_fw.checkpoint.hashing import HashAlgorithm, hexdigest
-from hetero_fw.checkpoint.storage import StorageError, StoragePath, read_bytes
+from hetero_fw.checkpoint.storage import (
+    NoRegularFileError,
+    StorageError,
+    StoragePath,
+    read_bytes,
+)
 from hetero_fw.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
@@ -178,7 +183,7 @@ def read_manifest(path: StoragePath) -> Manifest:
     file = path / MANIFEST_NAME
     try:
         return Manifest.from_json(read_bytes(file).decode("utf-8"))
-    except StorageError:
+    except (StorageError, NoRegularFileError):
         raise
     except NewerFormatError as error:
         raise NewerFormatError(f"{file}: {error}") from error

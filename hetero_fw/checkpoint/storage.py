@@ -73,6 +73,10 @@ class StorageHangs(CheckpointError):
     """The storage did not answer in time; asking it for anything else would take as long."""
 
 
+class NoRegularFileError(CheckpointError):
+    """Something else stands in the place of a file. Names it."""
+
+
 def _storage_error(message: str, is_transient: bool, is_absent: bool) -> StorageError:
     return StorageError(message, is_transient=is_transient, is_absent=is_absent)
 
@@ -134,13 +138,13 @@ def open_regular(path: Path) -> FileIO:
     """Open a local file to read it, unbuffered.
 
     Raises:
-        OSError: it cannot be opened, or is none: a pipe would be waited for, and a device never
-            ends.
+        OSError: it cannot be opened.
+        NoRegularFileError: a pipe would be waited for, and a device never ends.
     """
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise NoRegularFileError(f"{path}: is no regular file")
     return file
 
 
@@ -149,6 +153,7 @@ def read_bytes(file: StoragePath) -> bytes:
 
     Raises:
         OSError: a local file cannot be read.
+        NoRegularFileError: it is none.
         StorageError: a remote one cannot.
     """
     if not is_object_store(file):

@@ -30,7 +30,7 @@ from hetero_fw.checkpoint.module_state import (
     give_back,
     model_tensors,
 )
-from hetero_fw.checkpoint.storage import StoragePath, open_regular
+from hetero_fw.checkpoint.storage import NoRegularFileError, StoragePath, open_regular
 from hetero_fw.errors import CheckpointError, did_you_mean
 
 # A safetensors file starts with the length of its header, 8 bytes, and the header, JSON.
@@ -228,6 +228,8 @@ def _foreign(path: Path) -> Iterator[None]:
     """Tell what is wrong with a file that others have made."""
     try:
         yield
+    except NoRegularFileError:
+        raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     except Exception as error:
