@@ -155,13 +155,13 @@ def _tell_restart(
         return f"{was} what is kept now cannot be seen: {error}"
     rejected = rejected_steps(events) & steps
     step = max(steps - left - rejected, default=0)
-    if rejected and not step:
-        told = ", ".join(map(str, sorted(rejected)))
-        return (
-            f"Nothing is there that a restart could go on from: of the checkpoints in {root} all "
-            f"were rejected (steps {told}; events.jsonl says why)."
-        )
     if not step:
+        if rejected:
+            told = ", ".join(map(str, sorted(rejected)))
+            return (
+                f"Nothing is there that a restart could go on from: of the checkpoints in {root} "
+                f"all were rejected (steps {told}; events.jsonl says why)."
+            )
         why = f"{was} no checkpoint is left in {root}" if saved else was.removesuffix(", and")
         return f"{why}: the same command begins at step 0."
     gone = f"Step {saved} was committed, but is not there any more. " if step < saved else ""

@@ -138,7 +138,7 @@ class ThreadExecutor:
         if not ended:
             is_given_up.set()
             self._stuck = thread
-            raise StorageHangs("the storage did not answer in time")
+            raise StorageHangs
         result, error = ended[0]
         if error is not None:
             raise error

@@ -47,7 +47,7 @@ class Remedy:
             return False  # it may be published, and would count as one of those that stay
         done = "an older checkpoint went only now"
         if not self.retirement.has_deleted_since(job.staged_at_s, wait_s=self.timeout_s / 8):
-            done = job.remedy = self._make_room(job, job.staged_at_s + self.timeout_s)
+            done = job.remedy = self._make_room(job, self._deadline_s(job))
         if not self.retirement.has_deleted_since(job.staged_at_s) or not self._has_time(job, 1 / 4):
             return False
         logger.warning("%s; %s; the save of step %d is tried again", reason, done, job.spec.step)
@@ -61,9 +61,12 @@ class Remedy:
             job.remedy = self._make_room(job)
         return f"; {job.remedy}" if job.remedy else ""
 
+    def _deadline_s(self, job: SaveJob) -> float:
+        return job.staged_at_s + self.timeout_s
+
     def _has_time(self, job: SaveJob, share: float) -> bool:
         """Whether that share of the save's time is left, and it was not given up."""
-        left_s = job.staged_at_s + self.timeout_s - time.monotonic()
+        left_s = self._deadline_s(job) - time.monotonic()
         return left_s >= share * self.timeout_s and not self.retirement.is_stopped
 
     def _withdraw(self, job: SaveJob) -> bool:

@@ -72,6 +72,9 @@ class StorageError(CheckpointError):
 class StorageHangs(CheckpointError):
     """The storage did not answer in time; asking it for anything else would take as long."""
 
+    def __init__(self, message: str = "the storage did not answer in time") -> None:
+        super().__init__(message)
+
 
 class NoRegularFileError(CheckpointError):
     """Something else stands in the place of a file. Names it."""

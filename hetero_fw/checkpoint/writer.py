@@ -203,7 +203,7 @@ class TierWriter:
             if job.error is not None:
                 raise CheckpointError(job.error)
             if job.storage_hangs:
-                raise StorageHangs("the storage did not answer in time")
+                raise StorageHangs
             if job.written is not None:  # by an earlier try
                 return ShardReport(rank=self._rank, stall_s=job.stall_s, shard=job.written)
             task = WritePart(

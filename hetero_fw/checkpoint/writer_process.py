@@ -130,7 +130,7 @@ class WriterProcess:
         while True:
             if not self._connection.poll(max(0.0, deadline_s - time.monotonic())):
                 self._end()
-                raise StorageHangs("the storage did not answer in time")
+                raise StorageHangs
             kind, value = self._connection.recv()
             if kind == _RESULT:
                 return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hetero_fw.checkpoint import (
     CheckpointSaver,
     DirectoryPlace,
     HashAlgorithm,
+    ObjectPlace,
     SaveOutcome,
     claim_attempt,
     flatten_training_state,
@@ -73,6 +75,18 @@ def claimed(root: Path, attempt: int = 1) -> AttemptDirectories:
     """The directories of an attempt that begins here, or has begun already."""
     own = AttemptDirectories(root=root, attempt=attempt)
     return own if own.staging.is_dir() else claim_attempt(root, attempt)
+
+
+def in_directory(root: Path) -> DirectoryPlace:
+    """A place that an attempt has begun in."""
+    return DirectoryPlace(directories=claimed(root))
+
+
+def in_memory(_: Path) -> ObjectPlace:
+    """The same, on an object store of its own."""
+    place = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/run", attempt=1)
+    place.claim()
+    return place
 
 
 def spec_of(step: int, **others: Any) -> SaveSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing_extensions import override
 
 from hetero_fw.checkpoint import (
     DirectoryPlace,
-    ObjectPlace,
     SavePoint,
     list_checkpoints,
     shard_file,
@@ -43,6 +41,8 @@ from tests.unit.checkpoint.examples import (
     Events,
     claimed,
     fill,
+    in_directory,
+    in_memory,
     make_saver,
     save,
     spec_of,
@@ -238,7 +238,6 @@ def test_what_a_second_try_leaves_is_in_no_later_saves_way(
         late = save(saver, 4, weights(4, SIZE))
         is_slow.clear()
         assert (late.ok, late.reason) == (False, "rank 0: the storage did not answer in time")
-        time.sleep(0.5)  # the piece under way ends
         for step in (5, 6, 7):
             outcome = save(saver, step, weights(step, SIZE))
             assert outcome.ok, outcome.reason
@@ -258,16 +257,6 @@ class FullOnce:
         if point is self._point and self.is_armed:
             self.is_armed = False
             raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def in_memory(_: Path) -> Place:
-    place = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/run", attempt=1)
-    place.claim()
-    return place
-
-
-def in_directory(root: Path) -> Place:
-    return DirectoryPlace(directories=claimed(root))
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -300,7 +289,6 @@ def test_what_may_be_published_unheard_is_none_of_those_that_stay(
 ) -> None:
     """The manifest's request succeeds unheard; the next one finds the quota exceeded."""
     place = in_memory(tmp_path)
-    assert isinstance(place, ObjectPlace)
     real_put, puts = ObjectStore.put, []
 
     def put(store: ObjectStore, key: str, content: bytes) -> None:

@@ -16,7 +16,6 @@ from torch.distributed import HashStore
 
 from hetero_fw.checkpoint import (
     DirectoryPlace,
-    ObjectPlace,
     SavePoint,
     WriterProcess,
     read_manifest,
@@ -37,6 +36,8 @@ from tests.unit.checkpoint.examples import (
     PREFIX,
     WAIT_S,
     claimed,
+    in_directory,
+    in_memory,
     make_saver,
     published,
     save,
@@ -116,11 +117,7 @@ class OtherRank:
 
 @pytest.fixture(params=["directory", "object store"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "directory":
-        return DirectoryPlace(directories=claimed(tmp_path))
-    place = ObjectPlace(url=f"memory://{uuid.uuid4().hex}/run", attempt=1)
-    place.claim()
-    return place
+    return in_directory(tmp_path) if request.param == "directory" else in_memory(tmp_path)
 
 
 @pytest.mark.parametrize(
